@@ -1,0 +1,322 @@
+"""Explores all orders in which several processes can make their requests to a store.
+
+The processes run the real code of a protocol. A request is one step, and a process may crash before each
+of its requests. A process is run again from its beginning with the answers that it has had so far, up to
+its next request; the result is remembered. Two such runs are the same state of the process if its objects
+and local variables are equal. A state of the whole is the content of the store and the state of each
+process. Each is visited once.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: What a process runs, with its view of the store; the return value is its result.
+Program = Callable[["RecordedStore"], str]
+#: The name of a request, and its arguments.
+Request = tuple[Any, ...]
+
+CRASHED = -1
+
+
+class _NextRequest(BaseException):
+    """Ends a process at the first request that has no recorded answer."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.request = request
+
+
+class RecordedStore:
+    """The store as a process sees it: gives the recorded answers, and stops the process after them."""
+
+    def __init__(self, answers: Sequence[Any]) -> None:
+        self._answers = answers
+        self._given = 0
+        self.began = 0  # how many answers had been given when the current `ask` began
+
+    def request(self, *request: Any) -> Any:
+        """Make a request; the questions of a test are requests, too."""
+        if self._given == len(self._answers):
+            raise _NextRequest(request)
+        self._given += 1
+        return self._answers[self._given - 1]
+
+    def get(self, key: str) -> bytes:
+        return bytes(self.request("get", key))
+
+    def set(self, key: str, value: str) -> None:
+        self.request("set", key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self.request("add", key, amount))
+
+    def compare_set(self, key: str, before: str, after: str) -> bytes:
+        return bytes(self.request("compare_set", key, before, after))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self.request("check", tuple(keys)))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return list(self.request("multi_get", tuple(keys)))
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def ask(self, request: Callable[[Any], Any], seconds: float = 0) -> Any:
+        """Take the place of :class:`rpc_backends_core.spi.StoreAccess`."""
+        del seconds
+        self.began = self._given
+        return request(self)
+
+    ask_plainly = ask
+
+
+@dataclass(frozen=True)
+class State:
+    """One state of the store and the processes.
+
+    :ivar content: the content of the store.
+    :ivar requests: the next request of each process; None if it has ended.
+    :ivar results: the result of each process; None if it has not ended, or has crashed.
+    :ivar crashed: which processes have crashed.
+    :ivar answers: the answers that each process has had.
+    """
+
+    content: dict[str, bytes]
+    requests: list[Request | None]
+    results: list[str | None]
+    crashed: list[bool]
+    answers: list[tuple[Any, ...]]
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no process can go on."""
+        return not any(self.requests)
+
+
+@dataclass
+class Exploration:
+    """All states that some processes can reach.
+
+    :param programs: what the processes run.
+    :param question: answers a request that is not one to the store; called with the state and the
+        request, it returns all possible answers.
+    :param most_crashes: how many of the processes may crash.
+    """
+
+    programs: Sequence[Program]
+    question: Callable[[State, Request], Sequence[Any]] = lambda state, request: [None]
+    most_crashes: int = 1
+    _nodes: list[dict[tuple[Any, ...], int]] = field(default_factory=list)
+    _same: list[dict[Any, int]] = field(default_factory=list)
+    _runs: list[list[tuple[tuple[Any, ...], Request | None, str | None]]] = field(
+        default_factory=list
+    )
+    _contents: list[dict[str, bytes]] = field(default_factory=list)
+    _content_ids: dict[frozenset[tuple[str, bytes]], int] = field(default_factory=dict)
+    _changes: dict[tuple[int, Request], tuple[int, Any]] = field(default_factory=dict)
+
+    def states(
+        self,
+        content: dict[str, bytes] | None = None,
+        answers: Sequence[tuple[Any, ...]] = (),
+    ) -> Iterator[State]:
+        """Yield each state once.
+
+        :param content: the content of the store at the beginning.
+        :param answers: the answers that each process has had by then.
+        """
+        self._nodes = [{} for _ in self.programs]
+        self._same = [{} for _ in self.programs]
+        self._runs = [[] for _ in self.programs]
+        had = answers or [()] * len(self.programs)
+        start = (
+            self._content_id(content or {}),
+            *(self._node(process, had[process]) for process in range(len(self.programs))),
+        )
+        seen, waiting = {start}, [start]
+        while waiting:
+            place = waiting.pop()
+            yield self._state(place)
+            for following in self._following(place):
+                if following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+
+    def _following(self, place: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        content, *nodes = place
+        may_crash = nodes.count(CRASHED) < self.most_crashes
+        for process, node in enumerate(nodes):
+            if node == CRASHED:
+                continue
+            answers, request, _ = self._runs[process][node]
+            if request is None:
+                continue
+
+            def moved(
+                to_content: int, to_node: int, process: int = process
+            ) -> tuple[int, ...]:
+                return (to_content, *nodes[:process], to_node, *nodes[process + 1 :])
+
+            if may_crash:
+                yield moved(content, CRASHED)
+            if request[0] in _STORE:
+                after, answer = self._change(content, request)
+                if answer is not _NOT_YET:
+                    yield moved(after, self._node(process, (*answers, answer)))
+                continue
+            for answer in self.question(self._state(place), request):
+                yield moved(content, self._node(process, (*answers, answer)))
+
+    def _node(self, process: int, answers: tuple[Any, ...]) -> int:
+        """Return the number of a process after some answers; run it if that is new."""
+        nodes = self._nodes[process]
+        if answers not in nodes:
+            request = result = None
+            store = RecordedStore(answers)
+            try:
+                result = self.programs[process](store)
+                state: Any = result
+            except _NextRequest as stop:
+                request = stop.request
+                state = (request, answers[store.began :], _snapshot_of(stop))
+            runs = self._runs[process]
+            nodes[answers] = self._same[process].setdefault(state, len(runs))
+            if nodes[answers] == len(runs):
+                runs.append((answers, request, result))
+        return nodes[answers]
+
+    def _content_id(self, content: dict[str, bytes]) -> int:
+        key = frozenset(content.items())
+        if key not in self._content_ids:
+            self._content_ids[key] = len(self._contents)
+            self._contents.append(content)
+        return self._content_ids[key]
+
+    def _change(self, content: int, request: Request) -> tuple[int, Any]:
+        """Return the content after a request, and the answer."""
+        known = self._changes.get((content, request))
+        if known is None:
+            after = dict(self._contents[content])
+            answer = _STORE[request[0]](after, *request[1:])
+            known = self._changes[content, request] = (self._content_id(after), answer)
+        return known
+
+    def _state(self, place: tuple[int, ...]) -> State:
+        runs = [
+            ((), None, None) if node == CRASHED else self._runs[process][node]
+            for process, node in enumerate(place[1:])
+        ]
+        return State(
+            self._contents[place[0]],
+            [run[1] for run in runs],
+            [run[2] for run in runs],
+            [node == CRASHED for node in place[1:]],
+            [run[0] for run in runs],
+        )
+
+
+def run_steps(program: Program, content: dict[str, bytes], most: int) -> tuple[Any, ...]:
+    """Let a process make some requests; change ``content``, and return the answers."""
+    answers: tuple[Any, ...] = ()
+    for _ in range(most):
+        try:
+            program(RecordedStore(answers))
+        except _NextRequest as stop:
+            name, *arguments = stop.request
+            answers = (*answers, _STORE[name](content, *arguments))
+    return answers
+
+
+def run_alone(program: Program, content: dict[str, bytes], answer: Any) -> str:
+    """Run a process to its end while no other one makes requests.
+
+    :param answer: the answer to each request that is not one to the store.
+    """
+    content, answers = dict(content), ()
+    while True:
+        try:
+            return program(RecordedStore(answers))
+        except _NextRequest as stop:
+            name, *arguments = stop.request
+            reply = _STORE[name](content, *arguments) if name in _STORE else answer
+            assert reply is not _NOT_YET, stop.request
+            answers = (*answers, reply)
+
+
+# --- the state of a process -----------------------------------------------------------------------
+
+
+def _snapshot_of(stop: _NextRequest) -> Any:
+    """Return the local variables of a process, outside of its current request to the store."""
+    frames = []
+    for frame, _ in traceback.walk_tb(stop.__traceback__):
+        code = frame.f_code
+        if isinstance(frame.f_locals.get("self"), RecordedStore):
+            break
+        if code.co_filename != __file__:
+            frames.append((code.co_name, frame.f_lasti, _snapshot(frame.f_locals)))
+    return tuple(frames)
+
+
+def _snapshot(value: Any) -> Any:
+    """Return the content of a value, as a value that can be hashed; times and functions are left out."""
+    if isinstance(value, str | bytes | int | None):
+        return value
+    if isinstance(value, dict):
+        return frozenset((key, _snapshot(inner)) for key, inner in value.items())
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_snapshot, value))
+    if type(value).__module__.startswith("rpc_backend"):
+        return (type(value).__name__, _snapshot(vars(value)))
+    return type(value).__name__
+
+
+# --- the store: each function changes the content and returns the answer --------------------------
+
+_NOT_YET = object()
+
+
+def _get(content: dict[str, bytes], key: str) -> Any:
+    return content.get(key, _NOT_YET)  # a store waits for a key
+
+
+def _set(content: dict[str, bytes], key: str, value: str) -> None:
+    content[key] = value.encode() if isinstance(value, str) else value
+
+
+def _add(content: dict[str, bytes], key: str, amount: int) -> int:
+    total = int(content.get(key, b"0")) + amount
+    content[key] = str(total).encode()
+    return total
+
+
+def _compare_set(content: dict[str, bytes], key: str, before: str, after: str) -> bytes:
+    if content.get(key, b"") == before.encode():
+        content[key] = after.encode()
+    return content.get(key, before.encode())
+
+
+def _check(content: dict[str, bytes], keys: tuple[str, ...]) -> bool:
+    return all(key in content for key in keys)
+
+
+def _multi_get(content: dict[str, bytes], keys: tuple[str, ...]) -> Any:
+    values = [content.get(key, _NOT_YET) for key in keys]
+    return _NOT_YET if _NOT_YET in values else tuple(values)
+
+
+_STORE: dict[str, Callable[..., Any]] = {
+    "get": _get,
+    "set": _set,
+    "add": _add,
+    "compare_set": _compare_set,
+    "check": _check,
+    "multi_get": _multi_get,
+}
