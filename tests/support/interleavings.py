@@ -1,18 +1,19 @@
 """Explores all orders in which several processes can make their requests to a store.
 
-The processes run the real code of a protocol. A request is one step, and a process may crash before each
-of its requests. A process is run again from its beginning with the answers that it has had so far, up to
-its next request; the result is remembered. Two such runs are the same state of the process if its objects
-and local variables are equal. A state of the whole is the content of the store and the state of each
-process. Each is visited once.
+The processes run the real code of a protocol. A request is one step. A process is run again from its
+beginning with the answers that it has had so far, up to its next request; the result is remembered. Two
+such runs are the same state of the process if its objects and local variables are equal. A state of the
+whole is the content of the store and the state of each process. Each is visited once.
+
+A process may crash before each of its requests. That is decided late: to others a crashed process is like
+one that makes no more requests, until they ask whether it is alive.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 #: What a process runs, with its view of the store; the return value is its result.
 Program = Callable[["RecordedStore"], str]
@@ -20,6 +21,8 @@ Program = Callable[["RecordedStore"], str]
 Request = tuple[Any, ...]
 
 CRASHED = -1
+#: The request that asks whether another process, by number, is alive.
+ALIVE = "is alive"
 
 
 class _NextRequest(BaseException):
@@ -75,22 +78,17 @@ class RecordedStore:
     ask_plainly = ask
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """One state of the store and the processes.
 
-    :ivar content: the content of the store.
-    :ivar requests: the next request of each process; None if it has ended.
+    :ivar content: the content of the store; the same object for the same content.
+    :ivar requests: the next request of each process; None if it has ended or crashed.
     :ivar results: the result of each process; None if it has not ended, or has crashed.
-    :ivar crashed: which processes have crashed.
-    :ivar answers: the answers that each process has had.
     """
 
     content: dict[str, bytes]
-    requests: list[Request | None]
-    results: list[str | None]
-    crashed: list[bool]
-    answers: list[tuple[Any, ...]]
+    requests: tuple[Request | None, ...]
+    results: tuple[str | None, ...]
 
     @property
     def is_final(self) -> bool:
@@ -98,27 +96,37 @@ class State:
         return not any(self.requests)
 
 
-@dataclass
 class Exploration:
     """All states that some processes can reach.
 
     :param programs: what the processes run.
-    :param question: answers a request that is not one to the store; called with the state and the
-        request, it returns all possible answers.
-    :param most_crashes: how many of the processes may crash.
+    :param serving: the results of processes that still answer after their end.
+    :param suspicious: whether a process may also conclude that a live one has died, as if that one were
+        too slow.
+    :param final: the beginning of the keys that are written once. The order of reading them, once they
+        are there, and of other requests makes no difference, so one order is enough.
     """
 
-    programs: Sequence[Program]
-    question: Callable[[State, Request], Sequence[Any]] = lambda state, request: [None]
-    most_crashes: int = 1
-    _nodes: list[dict[tuple[Any, ...], int]] = field(default_factory=list)
-    _same: list[dict[Any, int]] = field(default_factory=list)
-    _runs: list[list[tuple[tuple[Any, ...], Request | None, str | None]]] = field(
-        default_factory=list
-    )
-    _contents: list[dict[str, bytes]] = field(default_factory=list)
-    _content_ids: dict[frozenset[tuple[str, bytes]], int] = field(default_factory=dict)
-    _changes: dict[tuple[int, Request], tuple[int, Any]] = field(default_factory=dict)
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        serving: str = "",
+        *,
+        suspicious: bool = False,
+        final: str = "\n",
+    ) -> None:
+        self._programs = programs
+        self._serving = serving
+        self._suspicious = suspicious
+        self._final = final
+        self._nodes: list[dict[tuple[Any, ...], int]] = [{} for _ in programs]
+        self._same: list[dict[Any, int]] = [{} for _ in programs]
+        self._runs: list[list[tuple[tuple[Any, ...], Request | None, str | None]]] = [
+            [] for _ in programs
+        ]
+        self._contents: list[dict[str, bytes]] = []
+        self._content_ids: dict[frozenset[tuple[str, bytes]], int] = {}
+        self._changes: dict[tuple[int, Request], tuple[int, Any]] = {}
 
     def states(
         self,
@@ -130,13 +138,10 @@ class Exploration:
         :param content: the content of the store at the beginning.
         :param answers: the answers that each process has had by then.
         """
-        self._nodes = [{} for _ in self.programs]
-        self._same = [{} for _ in self.programs]
-        self._runs = [[] for _ in self.programs]
-        had = answers or [()] * len(self.programs)
+        had = answers or [()] * len(self._programs)
         start = (
             self._content_id(content or {}),
-            *(self._node(process, had[process]) for process in range(len(self.programs))),
+            *(self._node(process, each) for process, each in enumerate(had)),
         )
         seen, waiting = {start}, [start]
         while waiting:
@@ -148,29 +153,51 @@ class Exploration:
                     waiting.append(following)
 
     def _following(self, place: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        content, *nodes = place
-        may_crash = nodes.count(CRASHED) < self.most_crashes
-        for process, node in enumerate(nodes):
+        processes = list(enumerate(place[1:]))
+        for process, node in processes:
+            if node != CRASHED and self._reads_final_keys(place[0], self._runs[process][node][1]):
+                processes = [(process, node)]
+                break
+        for process, node in processes:
             if node == CRASHED:
                 continue
             answers, request, _ = self._runs[process][node]
             if request is None:
                 continue
-
-            def moved(
-                to_content: int, to_node: int, process: int = process
-            ) -> tuple[int, ...]:
-                return (to_content, *nodes[:process], to_node, *nodes[process + 1 :])
-
-            if may_crash:
-                yield moved(content, CRASHED)
+            before, after = place[1 : process + 1], place[process + 2 :]
             if request[0] in _STORE:
-                after, answer = self._change(content, request)
+                content, answer = self._change(place[0], request)
                 if answer is not _NOT_YET:
-                    yield moved(after, self._node(process, (*answers, answer)))
-                continue
-            for answer in self.question(self._state(place), request):
-                yield moved(content, self._node(process, (*answers, answer)))
+                    yield (content, *before, self._node(process, (*answers, answer)), *after)
+            elif request[0] == ALIVE:
+                for answer, crashed in self._liveness(place, request[1]):
+                    moved = [place[0], *before, self._node(process, (*answers, answer)), *after]
+                    if crashed is not None:
+                        moved[crashed + 1] = CRASHED
+                    yield tuple(moved)
+            else:
+                yield (place[0], *before, self._node(process, (*answers, None)), *after)
+
+    def _reads_final_keys(self, content: int, request: Request | None) -> bool:
+        return (
+            request is not None
+            and request[0] in ("check", "multi_get")
+            and all(
+                key.startswith(self._final) and key in self._contents[content] for key in request[1]
+            )
+        )
+
+    def _liveness(self, place: tuple[int, ...], asked: int) -> Iterator[tuple[bool, int | None]]:
+        """Yield each answer to whether a process is alive, and which process has crashed then."""
+        node = place[asked + 1]
+        if node == CRASHED:
+            yield False, None
+            return
+        _, request, result = self._runs[asked][node]
+        lives = request is not None or result == self._serving
+        yield lives, None
+        if lives:
+            yield False, None if self._suspicious else asked
 
     def _node(self, process: int, answers: tuple[Any, ...]) -> int:
         """Return the number of a process after some answers; run it if that is new."""
@@ -179,7 +206,7 @@ class Exploration:
             request = result = None
             store = RecordedStore(answers)
             try:
-                result = self.programs[process](store)
+                result = self._programs[process](store)
                 state: Any = result
             except _NextRequest as stop:
                 request = stop.request
@@ -213,10 +240,8 @@ class Exploration:
         ]
         return State(
             self._contents[place[0]],
-            [run[1] for run in runs],
-            [run[2] for run in runs],
-            [node == CRASHED for node in place[1:]],
-            [run[0] for run in runs],
+            tuple(run[1] for run in runs),
+            tuple(run[2] for run in runs),
         )
 
 
@@ -232,10 +257,10 @@ def run_steps(program: Program, content: dict[str, bytes], most: int) -> tuple[A
     return answers
 
 
-def run_alone(program: Program, content: dict[str, bytes], answer: Any) -> str:
+def run_alone(program: Program, content: dict[str, bytes], is_alive: Callable[[int], bool]) -> str:
     """Run a process to its end while no other one makes requests.
 
-    :param answer: the answer to each request that is not one to the store.
+    :param is_alive: whether another process, by number, is alive.
     """
     content, answers = dict(content), ()
     while True:
@@ -243,7 +268,10 @@ def run_alone(program: Program, content: dict[str, bytes], answer: Any) -> str:
             return program(RecordedStore(answers))
         except _NextRequest as stop:
             name, *arguments = stop.request
-            reply = _STORE[name](content, *arguments) if name in _STORE else answer
+            if name in _STORE:
+                reply = _STORE[name](content, *arguments)
+            else:
+                reply = is_alive(arguments[0]) if name == ALIVE else None
             assert reply is not _NOT_YET, stop.request
             answers = (*answers, reply)
 

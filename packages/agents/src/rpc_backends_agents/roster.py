@@ -38,9 +38,12 @@ _FIELDS: dict[str, dict[str, type]] = {
     "peer": {"name": str, "rank": int, "id": int, "address": str},
     "in": {"number": int},
     "out": {"number": int},
+    "lost": {"number": int},
 }
 #: The most records of a group in its lifetime: each worker joins and leaves once, and no id is reused.
-_MOST_RECORDS = 4 * (_MAX_ID + 1)
+_MOST_RECORDS = 8 * (_MAX_ID + 1)
+#: How many times the loss of one worker is reported: its connections may be lost for a while only.
+_MOST_REPORTS = 4
 #: Bytes of the longest record that is parsed, many times more than any worker writes.
 _LARGEST_RECORD = 1 << 16
 #: Records that are read in one request.
@@ -79,7 +82,8 @@ class Roster:
         before it is a member. If this returns False or raises, the worker is kept out; an exception is
         logged.
     :param on_join: called with each new member.
-    :param on_leave: called with each member that has left.
+    :param on_leave: called with each worker that has left: a member, or one that gave up joining.
+    :param on_loss: called with a member to which another worker has lost its connection.
     :param access: shared access to the store, if other code uses the store, too.
     :param timeout: seconds that a store request may take while this worker joins.
     :ivar trouble: why the last read of the list failed; empty if it succeeded.
@@ -93,6 +97,7 @@ class Roster:
         on_peer: Callable[[Peer], bool],
         on_join: Callable[[Peer], None],
         on_leave: Callable[[Peer], None],
+        on_loss: Callable[[Peer], None] = lambda peer: None,
         access: StoreAccess | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -103,6 +108,8 @@ class Roster:
         self._on_peer = on_peer
         self._on_join = on_join
         self._on_leave = on_leave
+        self._on_loss = on_loss
+        self._reports: dict[int, int] = {}
         self._changing = threading.RLock()
         self._applying = False
         self._looks = 0
@@ -228,6 +235,19 @@ class Roster:
                     error,
                 )
 
+    def report_loss(self, worker_id: int) -> None:
+        """Record that this worker has lost a member, so that the others look after it. Never raises."""
+        self.refresh()
+        numbers = [number for number in self._joined if self._peers[number].worker_id == worker_id]
+        try:
+            for number in numbers:
+                count = self._reports.get(number, 0)
+                # Others may have lost it, too: one of them writes.
+                if count < _MOST_REPORTS and self._claim_new(f"lost/{number}/{count}"):
+                    self._append({"kind": "lost", "number": number}, STORE_TIMEOUT)
+        except StoreError as error:
+            logger.debug("the loss of a member is not reported to the others: %s", error)
+
     def refresh(self) -> None:
         """Read the new records. Never raises: a failure to read is logged."""
         try:
@@ -344,7 +364,7 @@ class Roster:
                 self._apply(number, {"kind": kind, "number": number})
             return
         about = record["number"]
-        if about in self._missing:
+        if about in self._missing and record["kind"] != "lost":
             self._early.setdefault(about, set()).add(record["kind"])
             return
         peer_or_none = self._peers.get(about)
@@ -352,7 +372,11 @@ class Roster:
             self._kept_out.pop(about, None)
         if peer_or_none is None:
             return
-        if record["kind"] == "out":
+        if record["kind"] == "lost":
+            self._reports[about] = self._reports.get(about, 0) + 1
+            if about in self._joined and self._me is not None and about != self._me.number:
+                self._on_loss(peer_or_none)
+        elif record["kind"] == "out":
             self._drop(peer_or_none)
         elif about not in self._joined:
             self._joined.add(about)
@@ -367,6 +391,7 @@ class Roster:
                 self.name,
             )
         self._joined.discard(peer.number)
+        self._reports.pop(peer.number, None)
         del self._peers[peer.number]
         self._on_leave(peer)
 
