@@ -20,6 +20,10 @@ Program = Callable[["RecordedStore"], str]
 #: The name of a request, and its arguments.
 Request = tuple[Any, ...]
 
+#: The content and the state of a process after its next request, and whether no other order matters; or
+#: the process that it asks for; None if it cannot go on.
+_Move = tuple[int, int, bool] | int | None
+
 CRASHED = -1
 #: The request that asks whether another process, by number, is alive.
 ALIVE = "is alive"
@@ -87,8 +91,8 @@ class State(NamedTuple):
     """
 
     content: dict[str, bytes]
-    requests: tuple[Request | None, ...]
-    results: tuple[str | None, ...]
+    requests: list[Request | None]
+    results: list[str | None]
 
     @property
     def is_final(self) -> bool:
@@ -126,7 +130,7 @@ class Exploration:
         ]
         self._contents: list[dict[str, bytes]] = []
         self._content_ids: dict[frozenset[tuple[str, bytes]], int] = {}
-        self._changes: dict[tuple[int, Request], tuple[int, Any]] = {}
+        self._moves: list[dict[tuple[int, int], _Move]] = [{} for _ in programs]
 
     def states(
         self,
@@ -152,40 +156,52 @@ class Exploration:
                     seen.add(following)
                     waiting.append(following)
 
-    def _following(self, place: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        processes = list(enumerate(place[1:]))
-        for process, node in processes:
-            if node != CRASHED and self._reads_final_keys(place[0], self._runs[process][node][1]):
-                processes = [(process, node)]
-                break
-        for process, node in processes:
-            if node == CRASHED:
-                continue
-            answers, request, _ = self._runs[process][node]
-            if request is None:
-                continue
+    def _following(self, place: tuple[int, ...]) -> list[tuple[int, ...]]:
+        content, *nodes = place
+        moves: list[tuple[int, ...]] = []
+        for process, node in enumerate(nodes):
             before, after = place[1 : process + 1], place[process + 2 :]
-            if request[0] in _STORE:
-                content, answer = self._change(place[0], request)
-                if answer is not _NOT_YET:
-                    yield (content, *before, self._node(process, (*answers, answer)), *after)
-            elif request[0] == ALIVE:
-                for answer, crashed in self._liveness(place, request[1]):
-                    moved = [place[0], *before, self._node(process, (*answers, answer)), *after]
+            move = self._move(process, content, node)
+            if isinstance(move, tuple):
+                changed, moved, is_first = move
+                following = (changed, *before, moved, *after)
+                if is_first:
+                    return [following]
+                moves.append(following)
+            elif move is not None:
+                answers = self._runs[process][node][0]
+                for answer, crashed in self._liveness(place, move):
+                    each = [content, *before, self._node(process, (*answers, answer)), *after]
                     if crashed is not None:
-                        moved[crashed + 1] = CRASHED
-                    yield tuple(moved)
-            else:
-                yield (place[0], *before, self._node(process, (*answers, None)), *after)
+                        each[crashed + 1] = CRASHED
+                    moves.append(tuple(each))
+        return moves
 
-    def _reads_final_keys(self, content: int, request: Request | None) -> bool:
-        return (
-            request is not None
-            and request[0] in ("check", "multi_get")
-            and all(
-                key.startswith(self._final) and key in self._contents[content] for key in request[1]
-            )
+    def _move(self, process: int, content: int, node: int) -> _Move:
+        """Return what the next request of a process does."""
+        if node == CRASHED:
+            return None
+        known = self._moves[process]
+        if (content, node) not in known:
+            known[content, node] = self._new_move(process, content, node)
+        return known[content, node]
+
+    def _new_move(self, process: int, content: int, node: int) -> _Move:
+        answers, request, _ = self._runs[process][node]
+        if request is None:
+            return None
+        if request[0] == ALIVE:
+            return int(request[1])
+        if request[0] not in _STORE:
+            return content, self._node(process, (*answers, None)), False
+        is_first = request[0] in ("check", "multi_get") and all(
+            key.startswith(self._final) and key in self._contents[content] for key in request[1]
         )
+        after = dict(self._contents[content])
+        answer = _STORE[request[0]](after, *request[1:])
+        if answer is _NOT_YET:
+            return None
+        return self._content_id(after), self._node(process, (*answers, answer)), is_first
 
     def _liveness(self, place: tuple[int, ...], asked: int) -> Iterator[tuple[bool, int | None]]:
         """Yield each answer to whether a process is alive, and which process has crashed then."""
@@ -224,25 +240,15 @@ class Exploration:
             self._contents.append(content)
         return self._content_ids[key]
 
-    def _change(self, content: int, request: Request) -> tuple[int, Any]:
-        """Return the content after a request, and the answer."""
-        known = self._changes.get((content, request))
-        if known is None:
-            after = dict(self._contents[content])
-            answer = _STORE[request[0]](after, *request[1:])
-            known = self._changes[content, request] = (self._content_id(after), answer)
-        return known
-
     def _state(self, place: tuple[int, ...]) -> State:
         runs = [
-            ((), None, None) if node == CRASHED else self._runs[process][node]
-            for process, node in enumerate(place[1:])
+            _NO_RUN if node == CRASHED else runs[node]
+            for runs, node in zip(self._runs, place[1:], strict=True)
         ]
-        return State(
-            self._contents[place[0]],
-            tuple(run[1] for run in runs),
-            tuple(run[2] for run in runs),
-        )
+        return State(self._contents[place[0]], [run[1] for run in runs], [run[2] for run in runs])
+
+
+_NO_RUN: tuple[tuple[Any, ...], None, None] = ((), None, None)
 
 
 def run_steps(program: Program, content: dict[str, bytes], most: int) -> tuple[Any, ...]:
@@ -262,7 +268,8 @@ def run_alone(program: Program, content: dict[str, bytes], is_alive: Callable[[i
 
     :param is_alive: whether another process, by number, is alive.
     """
-    content, answers = dict(content), ()
+    content = dict(content)
+    answers: tuple[Any, ...] = ()
     while True:
         try:
             return program(RecordedStore(answers))

@@ -148,6 +148,7 @@ def test_two_workers_never_share_a_name_or_rank(contest: Contest, leaves: bool) 
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("contest", THREE, ids=str)
 def test_three_workers_never_share_a_name_or_rank(contest: Contest) -> None:
     joining = programs(contest)
