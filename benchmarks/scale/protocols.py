@@ -210,6 +210,8 @@ def zeromq_join(client: Client) -> Steps:
     yield from roster.refresh()
     for key in ("name", "rank"):
         yield from client.compare_set(f"{key}/{client.worker}", NOTHING, Value(client.worker, 4))
+    member = Value((client.worker, "in"), 7)
+    yield from client.compare_set(f"name/{client.worker}", Value(client.worker, 4), member)
     yield from roster.append(_RECORD)
     yield from roster.refresh()
     yield from roster.refresh()  # init_rpc looks up all workers, too

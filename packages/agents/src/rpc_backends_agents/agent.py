@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import Native
+from rpc_backends_agents.presence import Presence
 from rpc_backends_core.spi import GroupTimeoutError, RankMappingMixin, stored, torch_internals
 
 if TYPE_CHECKING:
@@ -150,13 +151,23 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
         self._lost: set[str] = set()
         self._next_look = 0.0
 
+    def follow(self, members: dict[int, WorkerInfo]) -> None:
+        """Set the members by worker id; the caller keeps them up to date. Call this before the start."""
+        self.members = members
+        self.presence = Presence(members, self.roster.report_loss)
+
     def refresh(self) -> None:
         """Read the member list."""
         self.roster.refresh()
 
-    def note_loss(self, name: str) -> None:
-        """Look for a replacement of the worker, now and whenever the program asks for its name."""
-        self._lost.add(name)
+    def note_loss(self, worker_id: int) -> None:
+        """Find out whether the worker has died.
+
+        Look for its replacement, now and whenever the program asks for its name.
+        """
+        if worker_id in self.members:
+            self._lost.add(self.members[worker_id].name)
+            self.presence.check(worker_id, lost=True)
         self.refresh()
 
     def note_join(self, name: str) -> None:
@@ -189,9 +200,11 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
         return True
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        """Return the current members of the group."""
+        """Return the current members of the group, without those that are known to be gone."""
         self.refresh()
-        return super().get_worker_infos()
+        absent = self.presence.absent()
+        gone = {info.name for worker_id, info in self.members.items() if worker_id in absent}
+        return [info for info in super().get_worker_infos() if info.name not in gone]
 
     def leave_group(self, timeout: float = 0) -> None:
         """Leave the group: delete RRefs, remove this worker from the member list, finish active calls.
@@ -208,5 +221,6 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                 self.roster.name,
                 error,
             )
+        self.presence.close()
         self.roster.leave()
         self.finish(timeout or _SERVING_TIMEOUT)

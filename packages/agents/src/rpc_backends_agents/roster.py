@@ -2,8 +2,9 @@
 
 A join makes a constant number of store requests: it does not grow with the group or with the number of
 workers that join at the same time. Keys in the group's store: ``records`` (the number of records),
-``record/N``, and for each name, rank and worker id in use ``name/...``, ``rank/...`` and ``id/...``. The
-value is the number of that member's first record.
+``record/N``, and ``id/...`` for each worker id in use. Names and ranks have owners (:mod:`.claims`): a
+worker writes the record that it is a member only after it has become the owner of both. A record that a
+worker is out is final.
 
 Any process that reaches the store can write to it. So every record is limited in size and checked;
 a record that is not valid is logged and skipped. If the list cannot be read at all, existing members
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 
 from torch.distributed.rpc import WorkerInfo
 
+from rpc_backends_agents.claims import Claims
 from rpc_backends_core.spi import STORE_TIMEOUT, StoreAccess, StoreError, get_all, stored
 
 logger = logging.getLogger("rpc_backends.agents")
@@ -36,9 +38,12 @@ _FIELDS: dict[str, dict[str, type]] = {
     "peer": {"name": str, "rank": int, "id": int, "address": str},
     "in": {"number": int},
     "out": {"number": int},
+    "lost": {"number": int},
 }
 #: The most records of a group in its lifetime: each worker joins and leaves once, and no id is reused.
-_MOST_RECORDS = 4 * (_MAX_ID + 1)
+_MOST_RECORDS = 8 * (_MAX_ID + 1)
+#: How many times the loss of one worker is reported: its connections may be lost for a while only.
+_MOST_REPORTS = 4
 #: Bytes of the longest record that is parsed, many times more than any worker writes.
 _LARGEST_RECORD = 1 << 16
 #: Records that are read in one request.
@@ -49,8 +54,6 @@ _MOST_MISSING = 512
 _READING_SHARE = 0.4
 #: The most log lines about invalid records in one read.
 _MOST_LINES = 8
-#: How many times other workers may win the race for a name.
-_MOST_TRIES = 1000
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Roster:
         before it is a member. If this returns False or raises, the worker is kept out; an exception is
         logged.
     :param on_join: called with each new member.
-    :param on_leave: called with each member that has left.
+    :param on_leave: called with each worker that has left: a member, or one that gave up joining.
+    :param on_loss: called with a member to which another worker has lost its connection.
     :param access: shared access to the store, if other code uses the store, too.
     :param timeout: seconds that a store request may take while this worker joins.
     :ivar trouble: why the last read of the list failed; empty if it succeeded.
@@ -93,6 +97,7 @@ class Roster:
         on_peer: Callable[[Peer], bool],
         on_join: Callable[[Peer], None],
         on_leave: Callable[[Peer], None],
+        on_loss: Callable[[Peer], None] = lambda peer: None,
         access: StoreAccess | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -103,6 +108,8 @@ class Roster:
         self._on_peer = on_peer
         self._on_join = on_join
         self._on_leave = on_leave
+        self._on_loss = on_loss
+        self._reports: dict[int, int] = {}
         self._changing = threading.RLock()
         self._applying = False
         self._looks = 0
@@ -110,9 +117,15 @@ class Roster:
         self._read = 0
         self._missing: set[int] = set()
         self._peers: dict[int, Peer] = {}
+        self._kept_out: dict[int, Peer] = {}
         self._ids: set[int] = set()
         self._joined: set[int] = set()
+        # Kinds of records about workers whose first record is still missing.
+        self._early: dict[int, set[str]] = {}
         self._me: Peer | None = None
+        self._mine: dict[int, bytes] = {}  # the records that this worker wrote when it joined
+        self._changed = 0  # the number of one that the store has with other content
+        self._is_leaving = False
 
     def take_id(self, wanted: int) -> int:
         """Reserve a worker id that was never used in this group, ``wanted`` if it is free.
@@ -145,7 +158,7 @@ class Roster:
         record = {"kind": "peer", "name": name, "rank": rank, "id": worker_id, "address": address}
         if devices is not None:
             record["devices"] = devices
-        number = self._append(record, self._timeout)
+        number = self._append(record, self._timeout, self._mine)
         self._ids.add(worker_id)
         self._me = Peer(number, name, rank, worker_id, address, devices)
         return self._me
@@ -155,25 +168,63 @@ class Roster:
     ) -> None:
         """Become a member.
 
-        :param is_alive: returns whether a member is alive; called for a member that has this worker's
-            name or rank.
+        :param is_alive: returns whether a worker is alive; called for one that has this worker's name or
+            rank, and is a member or joins.
         :param admit: called when the members are known, before this worker becomes one; its exception
             ends the start.
-        :raises RuntimeError: another member that is alive has the name or the rank.
-        :raises StoreError: the store cannot be used, or contains data that no worker wrote.
+        :raises RuntimeError: another worker that is alive has the name or the rank.
+        :raises StoreError: the store cannot be used, or contains data that no worker wrote; a record of
+            this worker was changed there, so that no member lets it in.
         """
         assert self._me is not None
-        self._look(self._timeout)
-        self._claim("name", self._me.name, is_alive)
-        self._claim("rank", str(self._me.rank), is_alive)
+        self._look_at_own_records()
+        claims = Claims(
+            self._me,
+            ask=lambda request: self._access.ask(request, self._timeout),
+            find=self._find,
+            is_alive=lambda peer, member: self._may_live(peer, is_member=member, ask=is_alive),
+            remove=self._remove,
+        )
+        claims.take()
         admit()
-        self._append({"kind": "in", "number": self._me.number}, self._timeout)
+        claims.confirm()
+        number = self._me.number
+        self._append({"kind": "in", "number": number}, self._timeout, self._mine)
+        self._look_at_own_records()
+        if number not in self._joined:
+            raise RuntimeError(
+                f"RPC worker {self.name!r} cannot join its group: another worker has taken over its name "
+                "or its rank, because this worker did not respond. Start it again under another name "
+                "and rank."
+            )
+
+    def _look_at_own_records(self) -> None:
+        """Read the new records.
+
+        :raises StoreError: one of this worker's own was changed.
+        """
         self._look(self._timeout)
+        if self._changed:
+            why = f"a record that differs from the one that RPC worker {self.name!r} wrote"
+            raise stored.unsuitable(f"record/{self._changed}", why)
+
+    def _find(self, number: int) -> Peer | None:
+        """Return the worker with this number, unless it has left or its record is not valid."""
+        self._look(self._timeout)
+        return self._peers.get(number) or self._kept_out.get(number)
+
+    def _may_live(self, peer: Peer, *, is_member: bool, ask: Callable[[Peer], bool]) -> bool:
+        # A worker that is kept out cannot be asked. A joining one is denied membership then.
+        return is_member if peer.number in self._kept_out else ask(peer)
+
+    def _remove(self, peer: Peer) -> None:
+        self._append({"kind": "out", "number": peer.number}, self._timeout)
 
     def leave(self) -> None:
         """Leave the group. If the store is lost, the others only see their connections end."""
         if self._me is None:
             return
+        self._is_leaving = True
         try:
             self._append({"kind": "out", "number": self._me.number}, STORE_TIMEOUT)
         except StoreError as error:
@@ -183,6 +234,19 @@ class Roster:
                     self.name,
                     error,
                 )
+
+    def report_loss(self, worker_id: int) -> None:
+        """Record that this worker has lost a member, so that the others look after it. Never raises."""
+        self.refresh()
+        numbers = [number for number in self._joined if self._peers[number].worker_id == worker_id]
+        try:
+            for number in numbers:
+                count = self._reports.get(number, 0)
+                # Others may have lost it, too: one of them writes.
+                if count < _MOST_REPORTS and self._claim_new(f"lost/{number}/{count}"):
+                    self._append({"kind": "lost", "number": number}, STORE_TIMEOUT)
+        except StoreError as error:
+            logger.debug("the loss of a member is not reported to the others: %s", error)
 
     def refresh(self) -> None:
         """Read the new records. Never raises: a failure to read is logged."""
@@ -216,6 +280,10 @@ class Roster:
             found, self._missing, self._read = self._access.ask(
                 lambda store: self._fetch(store, seconds * _READING_SHARE), seconds
             )
+            self._early = {
+                about: self._early[about]
+                for about in self._early.keys() & (self._missing | found.keys())
+            }
             self._last_look = self._looks
             if self.trouble:
                 self.trouble = ""
@@ -252,8 +320,11 @@ class Roster:
         return found, set(sorted(missing)[-_MOST_MISSING:]), read
 
     def _apply_all(self, found: dict[int, bytes]) -> None:
-        wrong = []
+        wrong: list[tuple[int, Exception]] = []
         for number, text in sorted(found.items()):
+            if text != self._mine.get(number, text):
+                self._changed = number
+                continue
             try:
                 self._apply(number, _parse(text))
             except Exception as error:
@@ -287,74 +358,82 @@ class Roster:
                 record["address"],
                 record.get("devices"),
             )
+            early = self._early.pop(number, set())
             self._enter(peer)
+            for kind in sorted(early):  # "in" before "out"
+                self._apply(number, {"kind": kind, "number": number})
             return
-        peer_or_none = self._peers.get(record["number"])
+        about = record["number"]
+        if about in self._missing and record["kind"] != "lost":
+            self._early.setdefault(about, set()).add(record["kind"])
+            return
+        peer_or_none = self._peers.get(about)
+        if record["kind"] == "out":
+            self._kept_out.pop(about, None)
         if peer_or_none is None:
             return
-        if record["kind"] == "in":
-            if peer_or_none.number not in self._joined:
-                self._joined.add(peer_or_none.number)
-                self._on_join(peer_or_none)
-        elif peer_or_none.number in self._joined:
-            self._joined.discard(peer_or_none.number)
-            del self._peers[peer_or_none.number]
-            self._on_leave(peer_or_none)
+        if record["kind"] == "lost":
+            self._reports[about] = self._reports.get(about, 0) + 1
+            if about in self._joined and self._me is not None and about != self._me.number:
+                self._on_loss(peer_or_none)
+        elif record["kind"] == "out":
+            self._drop(peer_or_none)
+        elif about not in self._joined:
+            self._joined.add(about)
+            self._on_join(peer_or_none)
+
+    def _drop(self, peer: Peer) -> None:
+        """Take in that a worker is out: a member, or one that did not become a member."""
+        if self._me is not None and peer.number == self._me.number and not self._is_leaving:
+            logger.warning(
+                "RPC worker %r is no longer a member of its group: another worker has taken over its "
+                "name or its rank, because this worker did not respond. Start it again.",
+                self.name,
+            )
+        self._joined.discard(peer.number)
+        self._reports.pop(peer.number, None)
+        del self._peers[peer.number]
+        self._on_leave(peer)
 
     def _enter(self, peer: Peer) -> None:
         """Add a worker that wants to join, unless it is kept out."""
+        stripped = replace(peer, address="", devices=None)
         if self._me is None or peer.number != self._me.number:
             if peer.worker_id in self._ids:
                 raise ValueError(f"its 'id' is {peer.worker_id}, which another worker has had")
+            self._kept_out[peer.number] = stripped
             try:
                 if not self._on_peer(peer):
                     return
             except Exception as error:
                 raise _NotLetInError(peer.name, error) from error
+            del self._kept_out[peer.number]
             self._ids.add(peer.worker_id)
-        self._peers[peer.number] = replace(peer, address="", devices=None)
+        self._peers[peer.number] = stripped
 
     def _add(self, key: str, amount: int) -> int:
         return self._access.ask(lambda store: stored.added(store, key, amount), self._timeout)
 
-    def _append(self, record: dict[str, Any], seconds: float) -> int:
+    def _append(
+        self, record: dict[str, Any], seconds: float, kept: dict[int, bytes] | None = None
+    ) -> int:
+        """Append a record; return its number.
+
+        :param kept: gets the record, too, by its number, before the store has it.
+        """
+        text = json.dumps(record)
+
         def append(store: Any) -> int:
             number = stored.added(store, "records", 1)
             if not 1 <= number <= _MOST_RECORDS:
                 why = f"the number {number}, which is not from 1 to {_MOST_RECORDS}"
                 raise stored.unsuitable("records", why)
-            store.set(f"record/{number}", json.dumps(record))
+            if kept is not None:
+                kept[number] = text.encode()
+            store.set(f"record/{number}", text)
             return number
 
         return self._access.ask(append, seconds)
-
-    def _claim(self, what: str, value: str, is_alive: Callable[[Peer], bool]) -> None:
-        """Claim a name or a rank; if it is taken, take it over from a member that has left or died."""
-        assert self._me is not None
-        key, mine = f"{what}/{value}", str(self._me.number)
-        before = ""
-        for _ in range(_MOST_TRIES):
-            found = self._access.ask(
-                lambda store, before=before: bytes(store.compare_set(key, before, mine)),  # type: ignore[misc]
-                self._timeout,
-            )
-            holder = stored.number(key, found, _MOST_RECORDS)
-            if holder == self._me.number:
-                return
-            before = str(holder)
-            self._look(self._timeout)
-            other = self._peers.get(holder)
-            if other is None or other.number not in self._joined:
-                # The holder has left or never became a member: it was refused, or died while it joined.
-                # (If it is joining right now, it finds its claim taken and is refused.)
-                continue
-            if is_alive(other):
-                raise RuntimeError(
-                    f"RPC worker {what} {value} is not unique: the member {other.name!r} (rank "
-                    f"{other.rank}) has it. Let that worker leave first, or choose another {what}."
-                )
-            self._append({"kind": "out", "number": other.number}, self._timeout)
-        raise stored.unsuitable(key, "a different worker each time it is read")
 
 
 class _NotLetInError(Exception):

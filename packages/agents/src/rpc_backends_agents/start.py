@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from torch.distributed import rpc
 
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import HasCapsule, Native, addressing
@@ -21,6 +20,7 @@ from rpc_backends_agents.agent import (
     class_for,
 )
 from rpc_backends_agents.devices import AgentDevices, published, worker_devices
+from rpc_backends_agents.presence import is_alive
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_agents.transport import Transport
 from rpc_backends_core.spi import JOIN_TIMEOUT, Group, device_maps, torch_internals, worker_info
@@ -29,8 +29,6 @@ logger = logging.getLogger("rpc_backends.agents")
 
 #: What start_agent does with its transport in place of a start; see `taking_transports`.
 _taken: ContextVar[list[Any] | None] = ContextVar("taken", default=None)
-#: Seconds within which a live member responds.
-_ALIVE_TIMEOUT = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,18 +172,13 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
         torch_internals.set_worker_names(info.name for info in members.values())
 
     def remove(peer: Peer) -> None:
-        members.pop(peer.worker_id, None)
+        was_member = members.pop(peer.worker_id, None) is not None
         devices.remove(peer.worker_id)
-        agent.set_workers(list(members.values()), mine)
-        torch_internals.set_worker_names(info.name for info in members.values())
+        if was_member:
+            agent.set_workers(list(members.values()), mine)
+            torch_internals.set_worker_names(info.name for info in members.values())
         if peer.worker_id != worker_id:
             agent.remove_member(peer.worker_id, f"worker {peer.name!r} has left the group")
-
-    def lose(lost_id: int, _reason: str) -> None:
-        if lost_id in members:
-            agent.note_loss(members[lost_id].name)
-        else:
-            roster.refresh()
 
     roster = Roster(
         group.store,
@@ -193,6 +186,7 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
         on_peer=learn,
         on_join=add,
         on_leave=remove,
+        on_loss=lambda peer: agent.presence.check(peer.worker_id),
         access=group.access,
         timeout=min(group.timeout, JOIN_TIMEOUT),
     )
@@ -202,13 +196,14 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
     members = {worker_id: mine}
     agent = _make(DynamicGroupAgent, group, worker_id, transport, settings)
     agent.roster = roster
+    agent.follow(members)
     agent.set_workers([mine], mine)
     devices = AgentDevices(agent, group.name, settings)
     devices.add({worker_id: worker_devices(group.name, devices.declared())})
     book = addressing(transport, agent, group.name)
     book.refresh_before_refusing(roster.refresh)
     agent.on_unknown_member(roster.refresh)
-    agent.on_lost(lose)
+    agent.on_lost(lambda lost_id, _reason: agent.note_loss(lost_id))
     try:
         roster.announce(
             group.name, group.rank, worker_id, book.listen(worker_id), devices.declared()
@@ -255,12 +250,5 @@ def _give_up(agent: Any) -> None:
 
 
 def _is_alive(agent: Any, peer: Peer) -> bool:
-    """Return whether a member responds; if it times out, assume that it is alive."""
     agent.add_member(peer.name, peer.worker_id)
-    try:
-        rpc.rpc_sync(
-            worker_info(peer.name, peer.worker_id, peer.worker_id), int, timeout=_ALIVE_TIMEOUT
-        )
-    except RuntimeError as error:
-        return "RPC ran for more than set timeout" in str(error)
-    return True
+    return is_alive(peer.name, peer.worker_id)

@@ -18,12 +18,12 @@ from datetime import timedelta
 from typing import Any
 
 from torch.distributed import rpc
-from torch.distributed.rpc import TensorPipeAgent
+from torch.distributed.rpc import TensorPipeAgent, WorkerInfo
 
 from rpc_backend_tensorpipe import broadcast
 from rpc_backend_tensorpipe.agent_store import AgentStore
 from rpc_backend_tensorpipe.agents import SelfDescribingAgent, dumps
-from rpc_backend_tensorpipe.liveness import LivenessListener
+from rpc_backend_tensorpipe.liveness import LivenessListener, refused
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
 from rpc_backends_core.spi import (
     JOIN_TIMEOUT,
@@ -42,6 +42,10 @@ _WRITING_SECONDS = 0.3
 _LOOKING_SECONDS = 0.5
 #: Seconds within which all calls to a worker that is gone fail.
 _ERRORS_SECONDS = 1.0
+#: Seconds between two searches for dead members: at least the first, and so many for each member.
+_SEARCH_INTERVAL, _SEARCH_INTERVAL_PER_MEMBER = 1.0, 0.05
+#: Seconds for the search, and then for telling the other members of what it has found.
+_SEARCH_SECONDS = 1.0
 #: Seconds that the members have to learn that a join was undone.
 _UNDOING_TIMEOUT = 5.0
 #: How long a leaving worker waits for the deletion of RRefs. Other workers may hold RRefs to values
@@ -66,6 +70,7 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
         self.engine, self.membership, self.me = engine, membership, me
         self._changing = threading.Lock()
         self._state = State()
+        self._next_search = 0.0
         self.set_workers([me.info()], me.info())
 
     def apply(self, state: State) -> None:
@@ -107,6 +112,26 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
             broadcast.receive(connection, self.membership.key, self.me.worker_id, self._learn)
         except Exception:
             logger.exception("RPC worker %r could not apply a membership update", self.me.name)
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """Return the current members of the group, after a search for those whose process has ended."""
+        now = time.monotonic()
+        if self.is_listed and now >= self._next_search:
+            pause = _SEARCH_INTERVAL_PER_MEMBER * len(self._state.peers)
+            self._next_search = now + max(_SEARCH_INTERVAL, pause)
+            self._remove_dead()
+        return super().get_worker_infos()
+
+    def _remove_dead(self) -> None:
+        """Remove members whose process has ended from the list, and tell the others."""
+        others = [peer for peer in self._state.peers.values() if peer.name != self.me.name]
+        is_refused = refused([peer.listener for peer in others], _SEARCH_SECONDS)
+        dead = [peer for peer, gone in zip(others, is_refused, strict=True) if gone]
+        if not dead:
+            return
+        # If the store is lost, the list stays as it is.
+        with contextlib.suppress(StoreError):
+            _warn_of(self.notify(self.membership.remove(dead), timeout=_SEARCH_SECONDS), self.me)
 
     def leave_group(self, timeout: float = 0) -> None:
         """Leave the group: remove this worker from the list, tell the others, finish active calls.

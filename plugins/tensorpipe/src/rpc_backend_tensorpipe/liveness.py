@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 _TCP_ADDRESS = re.compile(r"uv://\[?(?P<host>[^\]]+?)\]?:\d+$")
 #: The response to an accepted message.
@@ -110,6 +112,33 @@ class LivenessListener:
                         self._open.discard(connection)
         finally:
             self._readers.release()
+
+
+def refused(addresses: Sequence[tuple[str, int]], seconds: float) -> list[bool]:
+    """Return for each address whether nothing listens there: its process has ended.
+
+    A suspended process and a network that is cut do not refuse a connection.
+
+    :param seconds: how long to wait for all of them; what has not refused by then has not ended.
+    """
+    end = time.monotonic() + seconds
+    outcomes = [False] * len(addresses)
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        for place, (host, port) in enumerate(addresses):
+            connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            stack.enter_context(connection)
+            connection.setblocking(False)
+            error = connection.connect_ex((host, port))
+            outcomes[place] = error == errno.ECONNREFUSED
+            if error == errno.EINPROGRESS:
+                selector.register(connection, selectors.EVENT_WRITE, place)
+        while selector.get_map() and (left := end - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                connection = cast(socket.socket, key.fileobj)
+                error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                outcomes[key.data] = error == errno.ECONNREFUSED
+                selector.unregister(connection)
+    return outcomes
 
 
 def is_alive(address: tuple[str, int], question: bytes) -> bool:

@@ -1,0 +1,165 @@
+"""Each name and each rank has one owner, in every order of the store requests of three processes.
+
+The test runs the real :class:`Roster` (see `support.interleavings`), and lets processes crash before each
+request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rpc_backends_agents.roster import Peer, Roster
+from support.interleavings import (
+    ALIVE,
+    Exploration,
+    Program,
+    RecordedStore,
+    State,
+    run_alone,
+    run_steps,
+)
+
+#: Name and rank of each worker.
+Contest = tuple[tuple[str, int], ...]
+TWO: list[Contest] = [(("x", 0), ("x", 1)), (("x", 0), ("y", 0)), (("x", 0), ("x", 0))]
+THREE: list[Contest] = [
+    (("x", 0), ("x", 1), ("x", 2)),
+    (("x", 0), ("y", 0), ("z", 0)),
+    (("x", 0), ("x", 0), ("x", 0)),
+    *itertools.permutations([("x", 0), ("x", 1), ("y", 1)]),
+]
+
+
+def worker(name: str, rank: int, worker_id: int, *, leaves: bool = False) -> Program:
+    """Return what a worker does: join, and perhaps leave, as `start_agent` does it."""
+
+    def run(store: RecordedStore) -> str:
+        roster = Roster(
+            store,
+            name,
+            on_peer=lambda peer: True,
+            on_join=lambda peer: None,
+            on_leave=lambda peer: None,
+            access=store,  # type: ignore[arg-type]
+        )
+
+        def is_alive(peer: Peer) -> bool:
+            return bool(store.request(ALIVE, peer.worker_id))
+
+        roster.announce(name, rank, worker_id, "")
+        try:
+            roster.join(is_alive)
+        except RuntimeError as error:
+            roster.leave()
+            return f"refused: {error}"
+        if not leaves:
+            return "member"
+        store.request("is a member")
+        roster.leave()
+        return "left"
+
+    return run
+
+
+def programs(contest: Contest, *, leaves: bool = False) -> list[Program]:
+    return [
+        worker(name, rank, number, leaves=leaves) for number, (name, rank) in enumerate(contest)
+    ]
+
+
+def announced(programs: list[Program]) -> tuple[dict[str, bytes], list[tuple[Any, ...]]]:
+    """Return the store when the workers have announced themselves in turn, and their answers."""
+    content: dict[str, bytes] = {}
+    answers = [run_steps(program, content, 2) for program in programs]
+    return content, answers
+
+
+def listed(content: dict[str, bytes]) -> list[tuple[str, int]]:
+    """Return name and rank of each member, as a worker that has read all records sees them."""
+    records = {
+        int(key.partition("/")[2]): json.loads(text)
+        for key, text in content.items()
+        if key.startswith("record/")
+    }
+    numbers = {
+        kind: {record["number"] for record in records.values() if record["kind"] == kind}
+        for kind in ("in", "out")
+    }
+    members = (records[number] for number in numbers["in"] - numbers["out"])
+    return [(member["name"], member["rank"]) for member in members]
+
+
+def shared(members: list[tuple[str, int]]) -> list[Any]:
+    """Return the names and ranks that more than one member has."""
+    names, ranks = zip(*members, strict=True) if members else ((), ())
+    return [
+        value for value, count in [*Counter(names).items(), *Counter(ranks).items()] if count > 1
+    ]
+
+
+def members(state: State, contest: Contest) -> list[tuple[str, int]]:
+    """Return name and rank of each worker whose start has succeeded, and that has not begun to leave."""
+    return [
+        who
+        for who, request, result in zip(contest, state.requests, state.results, strict=True)
+        if result == "member" or request == ("is a member",)
+    ]
+
+
+def check(exploration: Exploration, contest: Contest, **start: Any) -> int:
+    """Check each state; return how many there are."""
+    checked, number = {}, 0
+    for number, state in enumerate(exploration.states(**start), 1):  # noqa: B007  # used below
+        if id(state.content) not in checked:
+            checked[id(state.content)] = state.content
+            assert not shared(listed(state.content)), state
+        assert not shared(members(state, contest)), state
+        if state.is_final:
+            check_the_end(state, contest)
+    return number
+
+
+def check_the_end(state: State, contest: Contest) -> None:
+    """One of the rivals has won, or has crashed; and the next worker gets the name, if it is free."""
+    if "refused" in str(state.results) and None not in state.results:
+        assert "member" in state.results or "left" in state.results, state
+    name, rank = contest[0]
+    others = members(state, contest)
+    is_taken = any(name == other[0] or rank == other[1] for other in others)
+    result = run_alone(
+        worker(name, rank, len(contest)),
+        state.content,
+        lambda number: state.results[number] == "member",
+    )
+    assert result.startswith("refused") if is_taken else result == "member", (state, result)
+
+
+@pytest.mark.parametrize("contest", TWO, ids=str)
+@pytest.mark.parametrize("leaves", [False, True], ids=["stay", "leave"])
+def test_two_workers_never_share_a_name_or_rank(contest: Contest, leaves: bool) -> None:
+    assert (
+        check(Exploration(programs(contest, leaves=leaves), "member", final="record/"), contest)
+        > 1000
+    )
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("contest", THREE, ids=str)
+def test_three_workers_never_share_a_name_or_rank(contest: Contest) -> None:
+    joining = programs(contest)
+    content, answers = announced(joining)
+    exploration = Exploration(joining, "member", final="record/")
+    assert check(exploration, contest, content=content, answers=answers) > 1000
+
+
+@pytest.mark.parametrize("contest", TWO, ids=str)
+def test_the_list_has_one_owner_of_a_name_if_live_workers_seem_dead(contest: Contest) -> None:
+    """A worker that is slow loses its membership, and no list ever shows two owners."""
+    exploration = Exploration(programs(contest), "member", suspicious=True, final="record/")
+    for state in exploration.states():
+        assert not shared(listed(state.content)), state

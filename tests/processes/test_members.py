@@ -1,0 +1,80 @@
+"""The members of a dynamic group: one owner of each name, and dead members leave the list."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from support import steps
+from support.command import wait_until
+from support.engines import ENGINES
+from support.workers import WorkerContext, WorkerError, Workers
+
+pytestmark = pytest.mark.slow
+
+BACKENDS = ["ZEROMQ", "UCX", "TENSORPIPE"]
+ROUNDS = 5
+
+
+def outcome(step) -> str:
+    try:
+        step.result()
+    except WorkerError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_of_four_joins_under_one_name_succeeds(tmp_path: Path, backend: str) -> None:
+    with Workers(4, seconds=120) as workers:
+        counts = []
+        for turn in range(ROUNDS):
+            url = f"file://{tmp_path}/{turn}"
+            joins = [
+                worker.start(steps.join_dynamic, url, name="same", backend=backend)
+                for worker in workers
+            ]
+            errors = [outcome(step) for step in joins]
+            counts.append(errors.count(""))
+            assert all(re.search("name same is not unique|^$", error) for error in errors), errors
+            for worker, error in zip(workers, errors, strict=True):
+                if not error:
+                    worker.call(steps.leave)
+        assert counts == [1] * ROUNDS
+
+
+def is_listed(me: WorkerContext, name: str) -> bool:
+    return name in steps.members(me)
+
+
+#: Options of `steps.join` for each engine.
+ENGINES_OF_MEMBERS = {
+    **ENGINES,
+    "TENSORPIPE": {"backend": "TENSORPIPE"},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES_OF_MEMBERS)
+def test_a_killed_member_leaves_every_list(tmp_path: Path, engine: str) -> None:
+    """Also the lists of a member that never called it, and of a worker that joins later."""
+    with Workers(4, seconds=120) as workers:
+        url = f"file://{tmp_path}/store"
+        for worker in list(workers)[:3]:
+            worker.call(steps.join_dynamic, url, **ENGINES_OF_MEMBERS[engine])
+        workers[0].call(steps.call, "worker2")
+        os.kill(workers[2].pid, signal.SIGKILL)
+        for worker in (workers[0], workers[1]):
+            wait_until(lambda worker=worker: not worker.call(is_listed, "worker2"))
+        workers[3].call(steps.join_dynamic, url, **ENGINES_OF_MEMBERS[engine])
+        for index in (0, 1, 3):
+            wait_until(
+                lambda index=index: (
+                    workers[index].call(steps.members) == {"worker0": 0, "worker1": 1, "worker3": 3}
+                )
+            )
+        for index in (0, 1, 3):
+            workers[index].call(steps.leave)

@@ -1,0 +1,357 @@
+"""Explores all orders in which several processes can make their requests to a store.
+
+The processes run the real code of a protocol. A request is one step. A process is run again from its
+beginning with the answers that it has had so far, up to its next request; the result is remembered. Two
+such runs are the same state of the process if its objects and local variables are equal. A state of the
+whole is the content of the store and the state of each process. Each is visited once.
+
+A process may crash before each of its requests. That is decided late: to others a crashed process is like
+one that makes no more requests, until they ask whether it is alive.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+#: What a process runs, with its view of the store; the return value is its result.
+Program = Callable[["RecordedStore"], str]
+#: The name of a request, and its arguments.
+Request = tuple[Any, ...]
+
+#: The content and the state of a process after its next request, and whether no other order matters; or
+#: the process that it asks for; None if it cannot go on.
+_Move = tuple[int, int, bool] | int | None
+
+CRASHED = -1
+#: The request that asks whether another process, by number, is alive.
+ALIVE = "is alive"
+
+
+class _NextRequest(BaseException):
+    """Ends a process at the first request that has no recorded answer."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.request = request
+
+
+class RecordedStore:
+    """The store as a process sees it: gives the recorded answers, and stops the process after them."""
+
+    def __init__(self, answers: Sequence[Any]) -> None:
+        self._answers = answers
+        self._given = 0
+        self.began = 0  # how many answers had been given when the current `ask` began
+
+    def request(self, *request: Any) -> Any:
+        """Make a request; the questions of a test are requests, too."""
+        if self._given == len(self._answers):
+            raise _NextRequest(request)
+        self._given += 1
+        return self._answers[self._given - 1]
+
+    def get(self, key: str) -> bytes:
+        return bytes(self.request("get", key))
+
+    def set(self, key: str, value: str) -> None:
+        self.request("set", key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self.request("add", key, amount))
+
+    def compare_set(self, key: str, before: str, after: str) -> bytes:
+        return bytes(self.request("compare_set", key, before, after))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self.request("check", tuple(keys)))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return list(self.request("multi_get", tuple(keys)))
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def ask(self, request: Callable[[Any], Any], seconds: float = 0) -> Any:
+        """Take the place of :class:`rpc_backends_core.spi.StoreAccess`."""
+        del seconds
+        self.began = self._given
+        return request(self)
+
+    ask_plainly = ask
+
+
+class State(NamedTuple):
+    """One state of the store and the processes.
+
+    :ivar content: the content of the store; the same object for the same content.
+    :ivar requests: the next request of each process; None if it has ended or crashed.
+    :ivar results: the result of each process; None if it has not ended, or has crashed.
+    """
+
+    content: dict[str, bytes]
+    requests: list[Request | None]
+    results: list[str | None]
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no process can go on."""
+        return not any(self.requests)
+
+
+class Exploration:
+    """All states that some processes can reach.
+
+    :param programs: what the processes run.
+    :param serving: the results of processes that still answer after their end.
+    :param suspicious: whether a process may also conclude that a live one has died, as if that one were
+        too slow.
+    :param final: the beginning of the keys that are written once. The order of reading them, once they
+        are there, and of other requests makes no difference, so one order is enough.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        serving: str = "",
+        *,
+        suspicious: bool = False,
+        final: str = "\n",
+    ) -> None:
+        self._programs = programs
+        self._serving = serving
+        self._suspicious = suspicious
+        self._final = final
+        self._nodes: list[dict[tuple[Any, ...], int]] = [{} for _ in programs]
+        self._same: list[dict[Any, int]] = [{} for _ in programs]
+        self._runs: list[list[tuple[tuple[Any, ...], Request | None, str | None]]] = [
+            [] for _ in programs
+        ]
+        self._contents: list[dict[str, bytes]] = []
+        self._content_ids: dict[frozenset[tuple[str, bytes]], int] = {}
+        self._moves: list[dict[tuple[int, int], _Move]] = [{} for _ in programs]
+
+    def states(
+        self,
+        content: dict[str, bytes] | None = None,
+        answers: Sequence[tuple[Any, ...]] = (),
+    ) -> Iterator[State]:
+        """Yield each state once.
+
+        :param content: the content of the store at the beginning.
+        :param answers: the answers that each process has had by then.
+        """
+        had = answers or [()] * len(self._programs)
+        start = (
+            self._content_id(content or {}),
+            *(self._node(process, each) for process, each in enumerate(had)),
+        )
+        seen, waiting = {start}, [start]
+        while waiting:
+            place = waiting.pop()
+            yield self._state(place)
+            for following in self._following(place):
+                if following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+
+    def _following(self, place: tuple[int, ...]) -> list[tuple[int, ...]]:
+        content, *nodes = place
+        moves: list[tuple[int, ...]] = []
+        for process, node in enumerate(nodes):
+            before, after = place[1 : process + 1], place[process + 2 :]
+            move = self._move(process, content, node)
+            if isinstance(move, tuple):
+                changed, moved, is_first = move
+                following = (changed, *before, moved, *after)
+                if is_first:
+                    return [following]
+                moves.append(following)
+            elif move is not None:
+                answers = self._runs[process][node][0]
+                for answer, crashed in self._liveness(place, move):
+                    each = [content, *before, self._node(process, (*answers, answer)), *after]
+                    if crashed is not None:
+                        each[crashed + 1] = CRASHED
+                    moves.append(tuple(each))
+        return moves
+
+    def _move(self, process: int, content: int, node: int) -> _Move:
+        """Return what the next request of a process does."""
+        if node == CRASHED:
+            return None
+        known = self._moves[process]
+        if (content, node) not in known:
+            known[content, node] = self._new_move(process, content, node)
+        return known[content, node]
+
+    def _new_move(self, process: int, content: int, node: int) -> _Move:
+        answers, request, _ = self._runs[process][node]
+        if request is None:
+            return None
+        if request[0] == ALIVE:
+            return int(request[1])
+        if request[0] not in _STORE:
+            return content, self._node(process, (*answers, None)), False
+        is_first = request[0] in ("check", "multi_get") and all(
+            key.startswith(self._final) and key in self._contents[content] for key in request[1]
+        )
+        after = dict(self._contents[content])
+        answer = _STORE[request[0]](after, *request[1:])
+        if answer is _NOT_YET:
+            return None
+        return self._content_id(after), self._node(process, (*answers, answer)), is_first
+
+    def _liveness(self, place: tuple[int, ...], asked: int) -> Iterator[tuple[bool, int | None]]:
+        """Yield each answer to whether a process is alive, and which process has crashed then."""
+        node = place[asked + 1]
+        if node == CRASHED:
+            yield False, None
+            return
+        _, request, result = self._runs[asked][node]
+        lives = request is not None or result == self._serving
+        yield lives, None
+        if lives:
+            yield False, None if self._suspicious else asked
+
+    def _node(self, process: int, answers: tuple[Any, ...]) -> int:
+        """Return the number of a process after some answers; run it if that is new."""
+        nodes = self._nodes[process]
+        if answers not in nodes:
+            request = result = None
+            store = RecordedStore(answers)
+            try:
+                result = self._programs[process](store)
+                state: Any = result
+            except _NextRequest as stop:
+                request = stop.request
+                state = (request, answers[store.began :], _snapshot_of(stop))
+            runs = self._runs[process]
+            nodes[answers] = self._same[process].setdefault(state, len(runs))
+            if nodes[answers] == len(runs):
+                runs.append((answers, request, result))
+        return nodes[answers]
+
+    def _content_id(self, content: dict[str, bytes]) -> int:
+        key = frozenset(content.items())
+        if key not in self._content_ids:
+            self._content_ids[key] = len(self._contents)
+            self._contents.append(content)
+        return self._content_ids[key]
+
+    def _state(self, place: tuple[int, ...]) -> State:
+        runs = [
+            _NO_RUN if node == CRASHED else runs[node]
+            for runs, node in zip(self._runs, place[1:], strict=True)
+        ]
+        return State(self._contents[place[0]], [run[1] for run in runs], [run[2] for run in runs])
+
+
+_NO_RUN: tuple[tuple[Any, ...], None, None] = ((), None, None)
+
+
+def run_steps(program: Program, content: dict[str, bytes], most: int) -> tuple[Any, ...]:
+    """Let a process make some requests; change ``content``, and return the answers."""
+    answers: tuple[Any, ...] = ()
+    for _ in range(most):
+        try:
+            program(RecordedStore(answers))
+        except _NextRequest as stop:
+            name, *arguments = stop.request
+            answers = (*answers, _STORE[name](content, *arguments))
+    return answers
+
+
+def run_alone(program: Program, content: dict[str, bytes], is_alive: Callable[[int], bool]) -> str:
+    """Run a process to its end while no other one makes requests.
+
+    :param is_alive: whether another process, by number, is alive.
+    """
+    content = dict(content)
+    answers: tuple[Any, ...] = ()
+    while True:
+        try:
+            return program(RecordedStore(answers))
+        except _NextRequest as stop:
+            name, *arguments = stop.request
+            if name in _STORE:
+                reply = _STORE[name](content, *arguments)
+            else:
+                reply = is_alive(arguments[0]) if name == ALIVE else None
+            assert reply is not _NOT_YET, stop.request
+            answers = (*answers, reply)
+
+
+# --- the state of a process -----------------------------------------------------------------------
+
+
+def _snapshot_of(stop: _NextRequest) -> Any:
+    """Return the local variables of a process, outside of its current request to the store."""
+    frames = []
+    for frame, _ in traceback.walk_tb(stop.__traceback__):
+        code = frame.f_code
+        if isinstance(frame.f_locals.get("self"), RecordedStore):
+            break
+        if code.co_filename != __file__:
+            frames.append((code.co_name, frame.f_lasti, _snapshot(frame.f_locals)))
+    return tuple(frames)
+
+
+def _snapshot(value: Any) -> Any:
+    """Return the content of a value, as a value that can be hashed; times and functions are left out."""
+    if isinstance(value, str | bytes | int | None):
+        return value
+    if isinstance(value, dict):
+        return frozenset((key, _snapshot(inner)) for key, inner in value.items())
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_snapshot, value))
+    if type(value).__module__.startswith("rpc_backend"):
+        return (type(value).__name__, _snapshot(vars(value)))
+    return type(value).__name__
+
+
+# --- the store: each function changes the content and returns the answer --------------------------
+
+_NOT_YET = object()
+
+
+def _get(content: dict[str, bytes], key: str) -> Any:
+    return content.get(key, _NOT_YET)  # a store waits for a key
+
+
+def _set(content: dict[str, bytes], key: str, value: str) -> None:
+    content[key] = value.encode() if isinstance(value, str) else value
+
+
+def _add(content: dict[str, bytes], key: str, amount: int) -> int:
+    total = int(content.get(key, b"0")) + amount
+    content[key] = str(total).encode()
+    return total
+
+
+def _compare_set(content: dict[str, bytes], key: str, before: str, after: str) -> bytes:
+    if content.get(key, b"") == before.encode():
+        content[key] = after.encode()
+    return content.get(key, before.encode())
+
+
+def _check(content: dict[str, bytes], keys: tuple[str, ...]) -> bool:
+    return all(key in content for key in keys)
+
+
+def _multi_get(content: dict[str, bytes], keys: tuple[str, ...]) -> Any:
+    values = [content.get(key, _NOT_YET) for key in keys]
+    return _NOT_YET if _NOT_YET in values else tuple(values)
+
+
+_STORE: dict[str, Callable[..., Any]] = {
+    "get": _get,
+    "set": _set,
+    "add": _add,
+    "compare_set": _compare_set,
+    "check": _check,
+    "multi_get": _multi_get,
+}
