@@ -54,12 +54,12 @@ constexpr uint64_t kDigestKey1 = 0x74732d6469676573ULL;
 // The most opcodes that a search reads.
 constexpr int kMostOpcodes = 4096;
 
-// Reads the opcodes of a pickle without executing them. It only tracks strings, and where the memo keeps them.
+// Reads the opcodes of a pickle without executing them. It only tracks strings, where the memo keeps them, and integers.
 class PickleScan {
  public:
   explicit PickleScan(std::string_view bytes) : bytes_(bytes) {}
 
-  enum class Found { kEnd, kText, kBytes, kGlobal, kOther };
+  enum class Found { kEnd, kText, kBytes, kGlobal, kNumber, kOther };
 
   // Reads the next opcode; returns kEnd at the end and at an unknown opcode.
   Found next() {
@@ -125,15 +125,17 @@ class PickleScan {
         return Found::kGlobal;
       }
       case 'K':  // BININT1
-        return other(1);
+        return number_of(1);
       case 'M':  // BININT2
-        return other(2);
-      case 'J':  // BININT
-        return other(4);
+        return number_of(2);
+      case 'J':  // BININT, which has a sign
+        return number_of(4, true);
       case 'G':  // BINFLOAT
         return other(8);
-      case 0x8a:  // LONG1
-        return other_of(1);
+      case 0x8a: {  // LONG1: torch writes 8 bytes
+        uint64_t size = 0;
+        return !take_number(1, size) ? Found::kEnd : size == 8 ? number_of(8) : other(size);
+      }
       case 0x8b:  // LONG4
         return other_of(4);
       case '(':   // MARK
@@ -174,6 +176,7 @@ class PickleScan {
 
   std::string_view text() const { return last_; }
   const std::string& global() const { return global_; }
+  int64_t number() const { return number_; }
   size_t position() const { return at_; }
 
  private:
@@ -241,6 +244,16 @@ class PickleScan {
     return skip(size) ? Found::kOther : Found::kEnd;
   }
 
+  Found number_of(int size, bool has_sign = false) {
+    uint64_t number = 0;
+    last_is_text_ = false;
+    if (!take_number(size, number)) {
+      return Found::kEnd;
+    }
+    number_ = has_sign ? static_cast<int32_t>(number) : static_cast<int64_t>(number);
+    return Found::kNumber;
+  }
+
   Found other_of(int size_bytes) {
     uint64_t size = 0;
     return take_number(size_bytes, size) ? other(size) : Found::kEnd;
@@ -273,6 +286,7 @@ class PickleScan {
   std::string_view before_last_;
   bool last_is_text_ = false;
   std::string global_;
+  int64_t number_ = 0;
   std::unordered_map<uint64_t, std::optional<std::string_view>> memo_;
 };
 
@@ -523,6 +537,24 @@ std::string function_of(const InspectedRequest& request) {
     default:
       return {};
   }
+}
+
+std::optional<torch::distributed::rpc::ForkId> fork_of(const InspectedRequest& request) {
+  if (request.type != MessageType::PYTHON_REMOTE_CALL && request.type != MessageType::SCRIPT_REMOTE_CALL) {
+    return std::nullopt;
+  }
+  // The last integers of the pickle: the worker that created the id, and its count.
+  PickleScan scan(request.payload);
+  std::array<std::optional<int64_t>, 2> last;
+  for (auto found = scan.next(); found != PickleScan::Found::kEnd; found = scan.next()) {
+    if (found == PickleScan::Found::kNumber) {
+      last = {last[1], scan.number()};
+    }
+  }
+  if (!last[0] || *last[0] < 0 || *last[0] > INT16_MAX) {
+    return std::nullopt;
+  }
+  return torch::distributed::rpc::ForkId(static_cast<torch::distributed::rpc::worker_id_t>(*last[0]), *last[1]);
 }
 
 uint64_t digest_of(const InspectedRequest& request, const std::vector<at::Tensor>& tensors) {

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>
+#include <torch/csrc/distributed/rpc/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +25,9 @@ InspectedRequest inspect(const torch::distributed::rpc::Message& message);
 // The name of the function that a request calls: MODULE.QUALNAME of a Python function, torch.ops.aten.NAME of a builtin
 // operator, or the name of a TorchScript function. Empty if there is none or it cannot be read.
 std::string function_of(const InspectedRequest& request);
+
+// The id of the RRef that a request of rpc.remote() creates on its caller; empty for other requests.
+std::optional<torch::distributed::rpc::ForkId> fork_of(const InspectedRequest& request);
 
 // The name of the function in Python's pickle of a call; sets `end` to the position after the name, which depends only
 // on the bytes up to there. Empty, with `end` at 0, if it cannot be read.
