@@ -35,6 +35,8 @@ _CALLED_AFTER_KILL_TICKS = 4
 _SUSPENDED_TICKS = (1, 24)
 #: How often peers leave, and how often a peer's successor has its name.
 _LEAVES_PER_KILL, _SAME_NAME = 0.5, 0.5
+#: For how many ticks a peer is not called any more before it leaves, so that its last calls have ended.
+_LEFT_AFTER_TICKS = 24
 #: How many characters of a peer's output an error shows.
 _MAX_OUTPUT = 3000
 
@@ -58,7 +60,7 @@ def be_a_peer(
     worker_tasks.join(own, subject, url, world_size)
     me.tell("joined")
     traffic.be_called_and_call(own, callees, seed, leave)
-    worker_tasks.leave(me, graceful=False)
+    worker_tasks.leave(me, graceful=False)  # calls to peers that have died may be active
 
 
 @dataclass
@@ -69,7 +71,8 @@ class Peer:
     workers: Workers
     step: Step
     joined: bool = False
-    leaves: bool = False
+    leaves_in: int = 0  # ticks until it is made to leave; 0 if it stays
+    is_leaving: bool = False
     resumed_in: int = 0  # ticks until it is resumed; 0 if it is not suspended
 
     @property
@@ -140,11 +143,16 @@ class Churn:
                 peer.resumed_in -= 1
                 if not peer.resumed_in:
                     os.kill(peer.pid, signal.SIGCONT)
-        living = [peer for peer in self.peers if peer.joined and not peer.leaves]
+            if peer.leaves_in and not peer.is_leaving:
+                peer.leaves_in -= 1
+                if not peer.leaves_in:
+                    peer.leaves_in, peer.is_leaving = 1, True
+                    os.kill(peer.pid, signal.SIGTERM)
+        living = [peer for peer in self.peers if peer.joined and not peer.leaves_in]
         # Peers are suspended as often as killed, but one always runs, so that calls continue.
         if living and self.chance.random() < 1 / self.deaths:
             self._kill(self.chance.choice(living))
-        running = [peer for peer in self.peers if peer.joined and not peer.resumed_in and not peer.leaves]
+        running = [peer for peer in living if peer in self.peers and not peer.resumed_in]
         if len(running) > 1 and self.chance.random() < 1 / self.deaths:
             peer = self.chance.choice(running)
             peer.resumed_in = self.chance.randint(*_SUSPENDED_TICKS)
@@ -153,8 +161,7 @@ class Churn:
             running.remove(peer)
         if self.replaced and running and self.chance.random() < _LEAVES_PER_KILL / self.deaths:
             peer = self.chance.choice(running)
-            peer.leaves = True
-            os.kill(peer.pid, signal.SIGTERM)
+            peer.leaves_in = _LEFT_AFTER_TICKS
         self._tell()
 
     def close(self) -> None:
@@ -170,7 +177,8 @@ class Churn:
 
     def _is_gone(self, peer: Peer) -> None:
         self.peers.remove(peer)
-        self.missed[peer.name] = _CALLED_AFTER_KILL_TICKS
+        if not peer.is_leaving:
+            self.missed[peer.name] = _CALLED_AFTER_KILL_TICKS
         if self.replaced:
             self.add(peer.number if self.chance.random() < _SAME_NAME else None)
 
@@ -180,7 +188,7 @@ class Churn:
                 self._has_joined(peer)
             elif isinstance(report, News):
                 self.wrong.append(f"{peer.name}: {report.value}")
-            elif isinstance(report, Done) and peer.leaves:
+            elif isinstance(report, Done) and peer.is_leaving:
                 self.counts["left"] += 1
                 peer.workers.__exit__()
                 self._is_gone(peer)
@@ -199,7 +207,8 @@ class Churn:
         self.counts["joined"] += 1
 
     def _tell(self) -> None:
-        names = [*{*(peer.name for peer in self.peers if peer.joined), *self.missed}]
+        called = (peer.name for peer in self.peers if peer.joined and not peer.leaves_in)
+        names = [*{*called, *self.missed}]
         new = self.list.with_suffix(".new")
         new.write_text(json.dumps(names))
         new.replace(self.list)

@@ -273,12 +273,17 @@ void Links::admit(int peer, const Greeting& greeting) {
   if (is_new) {
     const bool again = static_cast<bool>(link->their_token);
     end_incoming(*link);
+    tokens_[greeting.token] = peer;  // may throw; then a later greeting is new again
     link->their_token = greeting.token;
-    tokens_[greeting.token] = peer;
     if (again && link->is_confirmed && !link->is_lost) {
       // Answers that the peer sent on its former link may be lost.
-      report_lost(*link, "it has connected again");
-      report_found(*link);
+      const std::string reason = "it has connected again";
+      if (greeting.about == link->token) {
+        report_lost(*link, reason);
+        report_found(*link);
+      } else {
+        lose(*link, reason, false);  // it has given up this worker's link, perhaps without a goodbye that arrived
+      }
     }
   }
   const bool knows_ours = link->endpoint != nullptr && greeting.about == link->token;

@@ -192,7 +192,9 @@ def test_a_peer_that_closes_is_lost_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(("media", "counts"), [("shm", range(244, 260)), ("tcp", [1, 3000])])
-def test_a_peer_gets_the_goodbye_after_messages_in_flight(media: str, counts: Iterable[int]) -> None:
+def test_a_peer_gets_the_goodbye_after_messages_in_flight(
+    media: str, counts: Iterable[int]
+) -> None:
     """In shared memory, one of these counts fills the peer's queue, and the goodbye waits for room."""
     for count in counts:
         me, peer = pair(trusted=media == "tcp")
@@ -229,7 +231,7 @@ def test_closing_waits_for_a_suspended_peer_without_processor_time() -> None:
 
 def test_killed_peers_leave_no_files_open() -> None:
     me = transport(0)
-    files = len(os.listdir("/proc/self/fd"))
+    files = len(open_files())
     for number in range(1, 6):
         with Echo(me, number=number) as peer:
             me.send(number, [b"hello"], False)
@@ -237,9 +239,9 @@ def test_killed_peers_leave_no_files_open() -> None:
             peer.process.kill()
             assert next_event(me)[:2] == ("lost", number)
     until = time.monotonic() + TIMEOUT
-    while len(os.listdir("/proc/self/fd")) > files:
+    while len(open_files()) > files:
         assert me.receive(0.05) is None
-        assert time.monotonic() < until, os.listdir("/proc/self/fd")
+        assert time.monotonic() < until, open_files()
     me.close(0)
 
 
@@ -405,6 +407,10 @@ def processor_time(pid: int) -> float:
     """Return the processor time that a process has used, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def open_files() -> list[Path]:
+    return list(Path("/proc/self/fd").iterdir())
 
 
 def is_shared_memory(link: Path) -> bool:
