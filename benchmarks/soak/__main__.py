@@ -10,8 +10,9 @@ if a figure has grown, a call had a wrong result, or the group did not shut down
 
 This adds four peers, which the workers call too. Peers are killed, suspended and resumed at random, and
 killed ones are replaced. Every call of a worker must end within its timeout, with the right result or an
-error, and no worker may end. With ``--static`` the group is static, so no worker joins: the peers are
-killed one after the other, and the workers continue.
+error, and no worker may end. Peers also leave and join again, some of them under their former names.
+With ``--static`` the group is static, so no worker leaves or joins: the peers are killed one after the
+other, and the workers continue. ``--most-mib`` limits the memory of a worker at the end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import collections
 import contextlib
 import json
+import math
 import random
 import sys
 import tempfile
@@ -61,6 +63,7 @@ class Plan:
     peers: int
     deaths: float
     static: bool
+    most_mib: float
 
     @property
     def seconds(self) -> float:
@@ -240,6 +243,12 @@ def parsed() -> tuple[Plan, Path | None]:
     parser.add_argument(
         "--static", action="store_true", help="use a static group; killed peers are not replaced"
     )
+    parser.add_argument(
+        "--most-mib",
+        type=float,
+        default=math.inf,
+        help="how much memory (RSS, in MiB) a worker may have in the last third of the run (no limit)",
+    )
     arguments = vars(parser.parse_args())
     where = arguments.pop("json")
     plan = Plan(**arguments)
@@ -262,14 +271,19 @@ def main() -> int:
     except WorkerError as error:
         print(f"FAILED: {shortened(str(error))}")
         return 1
-    verdicts = verdicts_of(samples, CHURNED if plan.peers else TOLERANCES)
+    tolerances = dict(CHURNED if plan.peers else TOLERANCES)
+    tolerances["rss_mib"] = replace(tolerances["rss_mib"], most=plan.most_mib)
+    verdicts = verdicts_of(samples, tolerances)
     counts: collections.Counter[str] = collections.Counter()
     for one in reports.values():
         counts.update(one["counts"])
     wrong = [f"{name}: {text}" for name, one in reports.items() for text in one["wrong"]]
     if where is not None:
         report = {
-            "plan": asdict(plan),
+            "plan": {
+                **asdict(plan),
+                "most_mib": None if math.isinf(plan.most_mib) else plan.most_mib,
+            },
             "calls": dict(counts),
             "wrong": wrong,
             "longest": max(one["longest"] for one in reports.values()),
@@ -293,7 +307,7 @@ def main() -> int:
         print(f"  {verdict}")
     for text in wrong:
         print(f"  WRONG {text}")
-    good = not wrong and all(verdict.flat for verdict in verdicts)
+    good = not wrong and all(verdict.is_good for verdict in verdicts)
     print("passed" if good else "FAILED: see above")
     return 0 if good else 1
 

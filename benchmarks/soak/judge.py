@@ -7,6 +7,7 @@ not.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,10 +19,14 @@ LEAST_SAMPLES = 9
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far the last third may be above the middle one: ``fixed`` plus ``share`` of the middle."""
+    """How far the last third may be above the middle one: ``fixed`` plus ``share`` of the middle.
+
+    :ivar most: how high the last third may be in any case.
+    """
 
     fixed: float
     share: float
+    most: float = math.inf
 
     def above(self, middle: float) -> float:
         """Return how far above ``middle`` is permitted."""
@@ -36,8 +41,13 @@ TOLERANCES = {
     "threads": Tolerance(fixed=4.0, share=0.2),
 }
 #: With churn, 10 files more are permitted: a worker has about 5 for each peer, and the successors of two
-#: killed peers may join before the worker has given these up.
-CHURNED = {**TOLERANCES, "files": Tolerance(fixed=10.0, share=0.0)}
+#: killed peers may join before the worker has given these up. The allocator's arenas fill for minutes,
+#: because the worker creates large RRefs; ``--most-mib`` limits that.
+CHURNED = {
+    **TOLERANCES,
+    "rss_mib": Tolerance(fixed=48.0, share=0.15),
+    "files": Tolerance(fixed=10.0, share=0.0),
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,7 @@ class Verdict:
     :ivar middle: the median of the middle third.
     :ivar last: the median of the last third.
     :ivar permitted: how far ``last`` may be above ``middle``.
+    :ivar most: how high ``last`` may be in any case.
     """
 
     worker: str
@@ -56,14 +67,22 @@ class Verdict:
     middle: float
     last: float
     permitted: float
+    most: float = math.inf
 
     @property
     def flat(self) -> bool:
         """Whether the figure has grown by no more than is permitted; it may fall."""
         return self.last - self.middle <= self.permitted
 
+    @property
+    def is_good(self) -> bool:
+        """Whether the figure is flat and not above its limit."""
+        return self.flat and self.last <= self.most
+
     def __str__(self) -> str:
         word = "flat" if self.flat else "GROWS"
+        if self.last > self.most:
+            word += f", ABOVE its limit of {self.most:g}"
         return (
             f"{self.worker} {self.figure}: {self.first:g}, {self.middle:g}, {self.last:g} "
             f"(permitted +{self.permitted:.3g}): {word}"
@@ -71,7 +90,8 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON values."""
-        return {**asdict(self), "flat": self.flat}
+        most = None if math.isinf(self.most) else self.most
+        return {**asdict(self), "most": most, "flat": self.flat, "is_good": self.is_good}
 
 
 def judge(
@@ -94,4 +114,5 @@ def judge(
         statistics.median(part)
         for part in (samples[:third], samples[third:-third], samples[-third:])
     )
-    return Verdict(worker, figure, first, middle, last, tolerances[figure].above(middle))
+    tolerance = tolerances[figure]
+    return Verdict(worker, figure, first, middle, last, tolerance.above(middle), tolerance.most)

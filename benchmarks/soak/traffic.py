@@ -99,6 +99,15 @@ def use_an_rref(traffic: Traffic, chance: random.Random) -> None:
     traffic.expect(rref.to_here(), torch.full((100,), 2.0))
 
 
+def create_large_rrefs(traffic: Traffic, chance: random.Random) -> None:
+    """If the owner has died, each call fails, and torch has noted its RRef between large tensors."""
+    tensor = torch.full((chance.randrange(1, 1 << 20),), chance.random())
+    owner = traffic.peer(chance)
+    rrefs = [rpc.remote(owner, echo, args=(tensor,)) for _ in range(4)]
+    for rref in rrefs:
+        traffic.expect(rref.to_here(), tensor)
+
+
 def share_an_rref(traffic: Traffic, chance: random.Random) -> None:
     rref = rpc.remote(traffic.peer(chance), torch.full, args=((100,), 1.0))
     answer = rpc.rpc_sync(traffic.peer(chance), add_to, args=(rref, 3.0))
@@ -138,8 +147,11 @@ WEIGHTS: dict[Call, int] = {
     call_what_raises: 5,
     call_what_takes_too_long: 2,
 }
+#: The same for workers that survive others. A killed worker would leave large tensors with the owners
+#: of its RRefs.
+SURVIVOR_WEIGHTS: dict[Call, int] = {**WEIGHTS, create_large_rrefs: 10}
 #: How many RPC calls a kind makes in sequence, if more than one. Each of them may time out.
-IN_A_ROW = {use_an_rref: 4, share_an_rref: 2}
+IN_A_ROW = {use_an_rref: 4, share_an_rref: 2, create_large_rrefs: 8}
 
 
 class Peers:
@@ -200,7 +212,8 @@ class Traffic:
     def run(self, seed: int) -> None:
         """Make random calls in sequence until ``stop`` is set."""
         chance = random.Random(seed)
-        calls, weights = list(WEIGHTS), list(WEIGHTS.values())
+        kinds = SURVIVOR_WEIGHTS if self.dying and not self.suspended else WEIGHTS
+        calls, weights = list(kinds), list(kinds.values())
         while not self.stop.is_set():
             (call,) = chance.choices(calls, weights)
             begin = time.monotonic()
@@ -292,13 +305,17 @@ def start_threads(traffic: Traffic, threads: int, seed: int) -> list[threading.T
     return started
 
 
-def be_called_and_call(me: WorkerContext, names: list[str], seed: int) -> None:
-    """Call the workers ``names`` from a thread until the process is killed; report wrong results."""
+def be_called_and_call(
+    me: WorkerContext, names: list[str], seed: int, leave: threading.Event
+) -> None:
+    """Call the workers ``names`` from a thread until ``leave`` is set; report wrong results."""
     traffic = Traffic(me, lambda: names, dying=True, suspended=True)
-    start_threads(traffic, 1, seed)
+    (caller,) = start_threads(traffic, 1, seed)
     reported = 0
-    while True:
-        time.sleep(_LIST_MAX_AGE_S)
+    while caller.is_alive():
+        if leave.wait(_LIST_MAX_AGE_S):
+            traffic.stop.set()
+            caller.join(_LIST_MAX_AGE_S)
         for text in traffic.wrong[reported:]:
             me.tell(text)
             reported += 1

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>
+#include <torch/csrc/distributed/rpc/types.h>
 
 #include <atomic>
 #include <chrono>
@@ -38,6 +39,7 @@ class Calls {
     std::multimap<Clock::time_point, uint64_t>::iterator deadline;  // not set if timeout is 0
     std::string error;  // if not empty, the call ends with this error at its deadline instead of a timeout
     CallLog::Place* recorded = nullptr;  // where the agent records the end of the call; null if it does not
+    std::optional<torch::distributed::rpc::ForkId> rref;  // that the call creates on this worker
   };
 
   // `unanswered_bytes`: if this many bytes to one peer are unanswered, add() waits.

@@ -50,8 +50,9 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
                                           [this] { calls_.ask_for_pulse(); }})),
       calls_(options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); },
              [this] {
-               const bool again = drop_stale();
-               return thread_pool_->retry() || again;
+               const bool has_unfinished = drop_stale();
+               const bool has_failed = release_failed_rrefs();
+               return thread_pool_->retry() || has_unfinished || has_failed;
              }),
       arriving_(options.max_message_bytes, options.max_unanswered_bytes),
       session_(random_session()) {

@@ -19,6 +19,7 @@
 #include "codec.h"
 #include "devices.h"
 #include "event_order.h"
+#include "failed_rrefs.h"
 #include "members.h"
 #include "pieces.h"
 #include "thread_pool.h"
@@ -118,9 +119,11 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
   void count_end(const Calls::Call& call);
   // Ends a call with an error, and records the end.
-  void fail_call(const FuturePtr& future, CallLog::Place* recorded, const std::string& error);
+  void fail_call(const Calls::Call& call, const std::string& error);
   void end_call(const Calls::Call& call, const std::string& error);
   void fail_late(std::vector<Calls::Call> late);
+  // Returns whether to call it again.
+  bool release_failed_rrefs();
 
   // Requests (core_requests.cpp).
   void serve(int peer, Decoded request, uint64_t bytes, std::vector<c10::Stream> streams);
@@ -156,6 +159,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   std::shared_ptr<InterceptorChain> interceptors_;
   std::shared_ptr<CallLog> call_log_;  // null if calls are not recorded
   Answers answers_;
+  FailedRRefs failed_rrefs_;
   const std::shared_ptr<ThreadPool> thread_pool_;
   Calls calls_;
   EventOrder order_;

@@ -5,8 +5,11 @@
 #include "core.h"
 #include "log.h"
 #include "message_kinds.h"
+#include "request_inspector.h"
 
 namespace rpc_backends {
+
+namespace rpc = torch::distributed::rpc;
 
 namespace {
 
@@ -37,15 +40,16 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
     placement.map = found == maps->requests.end() ? nullptr : &found->second;
   }
   allow_ways(peer, placement);
+  const std::optional<rpc::ForkId> rref = peer == id_ ? std::nullopt : fork_of(inspect(*message));
   Staging staging;
   Parts parts = encode_checked(std::move(message), call, contexts, placement, staging);
   const uint64_t bytes = size_of(parts) + staging.bytes_in_pieces;
   const std::weak_ptr<void> unsent = staging.pieces.empty() ? last_to_leave(parts) : staging.unsent;
   FuturePtr future =
-      calls_.add(call, {peer, new_future(maps), bytes, unsent, timeout, {}, {}, recorded}, started, may_wait);
+      calls_.add(call, {peer, new_future(maps), bytes, unsent, timeout, {}, {}, recorded, rref}, started, may_wait);
   if (!future) {
     future = new_future(maps);
-    fail_call(future, recorded, timeout_text(timeout));
+    fail_call({peer, future, bytes, unsent, timeout, {}, {}, recorded, rref}, timeout_text(timeout));
     return future;
   }
   if (staging.empty()) {
@@ -122,7 +126,7 @@ void TransportAgent::Core::take_answer(int peer, Decoded& answer, EventOrder::Ha
   count_end(*call);
   if (answer.message->type() == MessageType::EXCEPTION) {
     const std::vector<char>& text = answer.message->payload();
-    fail_call(call->future, call->recorded, std::string(text.begin(), text.end()));
+    fail_call(*call, std::string(text.begin(), text.end()));
   } else {
     if (call->recorded != nullptr) {
       call_log_->answered(call->recorded, *answer.message, CallLog::now_us());
@@ -143,17 +147,29 @@ void TransportAgent::Core::count_end(const Calls::Call& call) {
   }
 }
 
-void TransportAgent::Core::fail_call(const FuturePtr& future, CallLog::Place* recorded, const std::string& error) {
-  if (recorded != nullptr) {
-    call_log_->failed(recorded, error);
+void TransportAgent::Core::fail_call(const Calls::Call& call, const std::string& error) {
+  if (call.recorded != nullptr) {
+    call_log_->failed(call.recorded, error);
   }
-  fail(future, error);
+  fail(call.future, error);
+  if (call.rref && rpc::getRPCErrorType(*call.future) == rpc::RPCErrorType::UNKNOWN_ERROR) {
+    failed_rrefs_.add(*call.rref);
+    calls_.ask_for_pulse();
+  }
+}
+
+bool TransportAgent::Core::release_failed_rrefs() {
+  if (failed_rrefs_.is_due()) {
+    // On another thread, because torch sends messages and this thread handles all timeouts.
+    thread_pool_->post([self = shared_from_this()] { self->failed_rrefs_.release(); });
+  }
+  return !failed_rrefs_.is_empty();
 }
 
 void TransportAgent::Core::end_call(const Calls::Call& call, const std::string& error) {
   count_end(call);
   contained("while ending a call",
-            [&] { fail_call(call.future, call.recorded, "RPC to " + members.called(call.peer) + " failed: " + error); });
+            [&] { fail_call(call, "RPC to " + members.called(call.peer) + " failed: " + error); });
   tell_progress();
 }
 
@@ -166,7 +182,7 @@ void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
         continue;
       }
       self->count_end(call);
-      contained("while ending a call", [&] { self->fail_call(call.future, call.recorded, timeout_text(call.timeout)); });
+      contained("while ending a call", [&] { self->fail_call(call, timeout_text(call.timeout)); });
     }
     self->tell_progress();
   };

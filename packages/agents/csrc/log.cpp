@@ -19,33 +19,34 @@ struct Repeated {
   uint64_t left_out = 0;
 };
 
-std::mutex sink_mutex;
-std::function<void(const std::string&)> sink;
 std::atomic<uint64_t> noted{0};
 
-// Neither of these two is ever destroyed: threads may still run while the process exits.
-std::mutex& seldom_mutex() {
-  static auto* const mutex = new std::mutex();
-  return *mutex;
-}
+struct State {
+  std::mutex sink_mutex;
+  std::function<void(const std::string&)> sink;
+  std::mutex seldom_mutex;
+  std::unordered_map<std::string, Repeated> repeated;
+};
 
-std::unordered_map<std::string, Repeated>& repeated() {
-  static auto* const kinds = new std::unordered_map<std::string, Repeated>();
-  return *kinds;
+// Never destroyed: threads may still run while the process exits.
+State& state() {
+  static auto* const state = new State();
+  return *state;
 }
 
 }  // namespace
 
 void send_warnings_to(std::function<void(const std::string&)> new_sink) {
-  std::lock_guard<std::mutex> lock(sink_mutex);
-  sink = std::move(new_sink);
+  // The former sink, which may own a Python object, is destroyed without the lock.
+  std::lock_guard<std::mutex> lock(state().sink_mutex);
+  state().sink.swap(new_sink);
 }
 
 void warn(const std::string& text) {
   std::function<void(const std::string&)> current;
   {
-    std::lock_guard<std::mutex> lock(sink_mutex);
-    current = sink;
+    std::lock_guard<std::mutex> lock(state().sink_mutex);
+    current = state().sink;
   }
   if (current) {
     current(text);
@@ -57,12 +58,13 @@ void warn(const std::string& text) {
 void warn_seldom(const std::string& kind, const std::string& text) {
   uint64_t left_out = 0;
   {
-    std::lock_guard<std::mutex> lock(seldom_mutex());
+    std::lock_guard<std::mutex> lock(state().seldom_mutex);
+    auto& repeated = state().repeated;
     const auto now = std::chrono::steady_clock::now();
-    if (repeated().size() >= kMostKinds) {
-      repeated().clear();
+    if (repeated.size() >= kMostKinds) {
+      repeated.clear();
     }
-    Repeated& known = repeated()[kind];
+    Repeated& known = repeated[kind];
     if (now < known.next) {
       ++known.left_out;
       return;

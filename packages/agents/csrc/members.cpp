@@ -93,6 +93,9 @@ const WorkerInfo& Members::by_name(const std::string& name) const {
 }
 
 const WorkerInfo& Members::by_id(int id) const {
+  if (has_left(id)) {
+    return *find_left(id);
+  }
   return get(id, std::to_string(id));
 }
 

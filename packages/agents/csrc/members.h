@@ -24,7 +24,8 @@ class Members {
   void add(const std::string& name, int id);
   void remove(int id);
 
-  // Throws std::runtime_error with the known names if there is no such worker.
+  // Throw std::runtime_error with the known names if there is no such worker. An id may be that of a worker that has
+  // left: torch looks up the owners of RRefs, and messages to such a worker fail with the reason.
   const WorkerInfo& by_name(const std::string& name) const;
   const WorkerInfo& by_id(int id) const;
   std::vector<WorkerInfo> all() const;

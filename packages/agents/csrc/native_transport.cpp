@@ -48,14 +48,13 @@ class NativeTransport {
     if (!received) {
       return py::none();
     }
-    static const char* const kinds[] = {"message", "lost", "found", "unsent"};
     py::list parts;
     for (Part& part : event.parts) {
       parts.append(py::memoryview(py::cast(std::move(part))));
     }
     const py::str reason = py::reinterpret_steal<py::str>(
         PyUnicode_DecodeUTF8(event.reason.data(), static_cast<py::ssize_t>(event.reason.size()), "backslashreplace"));
-    return py::make_tuple(kinds[static_cast<int>(event.kind)], event.peer, parts, reason, event.order);
+    return py::make_tuple(name_of(event.kind), event.peer, parts, reason, event.order);
   }
 
  private:

@@ -302,6 +302,24 @@ std::string function_of(const InspectedRequest& request) {
   }
 }
 
+std::optional<torch::distributed::rpc::ForkId> fork_of(const InspectedRequest& request) {
+  if (request.type != MessageType::PYTHON_REMOTE_CALL && request.type != MessageType::SCRIPT_REMOTE_CALL) {
+    return std::nullopt;
+  }
+  // The last integers of the pickle: the worker that created the id, and its count.
+  PickleScan scan(request.payload);
+  std::array<std::optional<int64_t>, 2> last;
+  for (auto opcode = scan.next(); opcode != PickleScan::Found::kEnd; opcode = scan.next()) {
+    if (opcode == PickleScan::Found::kNumber) {
+      last = {last[1], scan.number()};
+    }
+  }
+  if (!last[0] || *last[0] < 0 || *last[0] > INT16_MAX) {
+    return std::nullopt;
+  }
+  return torch::distributed::rpc::ForkId(static_cast<torch::distributed::rpc::worker_id_t>(*last[0]), *last[1]);
+}
+
 uint64_t digest_of(const InspectedRequest& request, const std::vector<at::Tensor>& tensors) {
   return with_tensors(digest_of_payload(request), tensors);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>
+#include <torch/csrc/distributed/rpc/types.h>
 
 #include <cstdint>
 #include <optional>
@@ -29,6 +30,9 @@ InspectedRequest inspect(const torch::distributed::rpc::Message& message);
 // be read.
 std::string function_of(const InspectedRequest& request);
 std::string function_of(const PickledCall& call);
+
+// The id of the RRef that a request of rpc.remote() creates on its caller; empty for other requests.
+std::optional<torch::distributed::rpc::ForkId> fork_of(const InspectedRequest& request);
 
 // Remembers which class a request gives to an RRef. Returns the RRef whose class the request asks for; its answer is
 // then for learn_class(), which throws nothing.

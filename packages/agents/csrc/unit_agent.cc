@@ -9,6 +9,7 @@
 #include "core_pieces.cpp"
 #include "core_requests.cpp"
 #include "failed_calls.cpp"
+#include "failed_rrefs.cpp"
 #include "intercepted_call.cpp"
 #include "intercepting_agent.cpp"
 #include "interceptor_chain.cpp"

@@ -99,12 +99,11 @@ py::object receive_tuple(PythonTransport& transport, double timeout) {
   if (outcome != Inbox::Outcome::kEvent) {
     return py::none();
   }
-  const char* const kinds[] = {"message", "lost", "found"};
   py::list parts;
   for (const Part& part : event.parts) {
     parts.append(py::bytes(static_cast<const char*>(part.data), part.size));
   }
-  return py::make_tuple(kinds[static_cast<int>(event.kind)], event.peer, parts, event.reason);
+  return py::make_tuple(name_of(event.kind), event.peer, parts, event.reason);
 }
 
 }  // namespace

@@ -59,6 +59,31 @@ int count_cores() {
 
 }  // namespace
 
+// The thread that polls, until it is destroyed.
+struct Inbox::Polling {
+  ~Polling() {
+    if (!has_ended) {  // by an exception: UCX's signal may not be armed
+      inbox.wanted_ = true;
+    }
+    inbox.polling_ = false;
+    if (!has_ended) {
+      inbox.wake();  // the owner of this thread may not call receive() again
+    }
+  }
+
+  Inbox& inbox;
+  bool has_ended = false;
+};
+
+struct Inbox::Sleeping {
+  explicit Sleeping(std::atomic<int>& threads) : threads(threads) { ++threads; }
+  ~Sleeping() { --threads; }
+  Sleeping(const Sleeping&) = delete;
+  Sleeping& operator=(const Sleeping&) = delete;
+
+  std::atomic<int>& threads;
+};
+
 Inbox::Inbox(Source& source, Clock::duration poll_time, Counters& counters)
     : source_(source),
       poll_time_(poll_time.count()),
@@ -90,8 +115,8 @@ void Inbox::push(Event event) {
     if (closed_) {
       return;
     }
-    event.order = ++pushed_;
     events_.push_back(std::move(event));
+    events_.back().order = ++pushed_;  // only if it was added: there must be no gap
     size_ = events_.size();
   }
   // The thread that polls takes one event itself.
@@ -213,8 +238,12 @@ Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
     }
     const bool busy = wanted_ || now() - last_traffic_.load(std::memory_order_relaxed) < poll_time_;
     if (busy && !polling_.exchange(true)) {
-      const bool found = poll(deadline);
-      polling_ = false;
+      bool found = false;
+      {
+        Polling polling{*this};
+        found = poll(deadline);
+        polling.has_ended = true;
+      }
       if (wanted_ && found) {
         wake_if_helpful();  // this thread will be busy
       }
@@ -301,13 +330,14 @@ void Inbox::sleep_until(Clock::time_point deadline) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
     timeout = static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
   }
-  ++sleeping_;
   uint64_t id = 0;
-  // A later push() sees in the count above that this thread sleeps.
-  if (!needs_a_thread() && !closed_) {
-    id = epoll_.wait(timeout);
+  {
+    const Sleeping sleeping(sleeping_);
+    // A later push() sees in the count above that this thread sleeps.
+    if (!needs_a_thread() && !closed_) {
+      id = epoll_.wait(timeout);
+    }
   }
-  --sleeping_;
   handle(id);
 }
 

@@ -63,6 +63,9 @@ class Inbox {
  private:
   static Clock::rep now() { return Clock::now().time_since_epoch().count(); }
 
+  struct Polling;
+  struct Sleeping;
+
   bool take(Event& event);
   bool has_events() const { return size_ > 0; }
   bool needs_a_thread() const { return has_events() || (wanted_ && !polling_); }

@@ -26,6 +26,7 @@ struct Links::Link {
   uint64_t attempt = 0;                         // names the current link or attempt
   int failures = 0;
   bool is_lost = false;
+  bool is_broken = false;  // memory was short, so the link must end
   std::string reason;
 
   // From the peer.

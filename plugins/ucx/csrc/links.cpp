@@ -29,6 +29,12 @@ constexpr std::chrono::seconds kCopyTime{5};
 constexpr size_t kMostStrangers = 1000;
 // Copying parts into the header of an active message is worth it up to this many bytes.
 constexpr size_t kLongestHeader = 6144;
+// When the transport is closed: how long goodbyes may take at least, and how long UCX may take to close its endpoints.
+constexpr std::chrono::milliseconds kGoodbyeTime{200};
+constexpr std::chrono::seconds kCloseTime{1};
+// How long to sleep between two calls of progress() that find nothing to do.
+constexpr std::chrono::microseconds kFirstSleep{50};
+constexpr std::chrono::microseconds kLongestSleep{1000};
 
 std::string text_of(const Proof& proof) {
   return {proof.data(), proof.size()};
@@ -206,16 +212,14 @@ void Links::forget_process(Link& link) {
 }
 
 void Links::on_process_end(uint64_t id) {
-  const auto found = processes_.find(id);
-  Link* const link = found == processes_.end() ? nullptr : find(found->second);
-  if (link == nullptr) {
-    return;
-  }
-  // Handle what the peer sent before its goodbye.
+  // Handle what the peer sent before its end.
   for (int i = 0; i < 1000 && progress(); ++i) {
   }
-  Link* const still = find(link->peer);
-  if (still == link) {
+  // Looked up only now, because progress() may have removed the link.
+  const auto found = processes_.find(id);
+  Link* const link = found == processes_.end() ? nullptr : find(found->second);
+  if (link != nullptr) {
+    forget_process(*link);
     end_incoming(*link);
     lose(*link, "its process has ended", false);
   }
@@ -269,12 +273,17 @@ void Links::admit(int peer, const Greeting& greeting) {
   if (is_new) {
     const bool again = static_cast<bool>(link->their_token);
     end_incoming(*link);
+    tokens_[greeting.token] = peer;  // may throw; then a later greeting is new again
     link->their_token = greeting.token;
-    tokens_[greeting.token] = peer;
     if (again && link->is_confirmed && !link->is_lost) {
       // Answers that the peer sent on its former link may be lost.
-      report_lost(*link, "it has connected again");
-      report_found(*link);
+      const std::string reason = "it has connected again";
+      if (greeting.about == link->token) {
+        report_lost(*link, reason);
+        report_found(*link);
+      } else {
+        lose(*link, reason, false);  // it has given up this worker's link, perhaps without a goodbye that arrived
+      }
     }
   }
   const bool knows_ours = link->endpoint != nullptr && greeting.about == link->token;
@@ -309,23 +318,23 @@ void Links::confirm(Link& link) {
 // --- ending -----------------------------------------------------------------------------------------
 
 void Links::report_found(Link& link) {
-  link.is_lost = false;
-  ++services_.counters.found;
   Event event;
   event.kind = Event::Kind::kFound;
   event.peer = link.peer;
   services_.inbox.push(std::move(event));
+  link.is_lost = false;
+  ++services_.counters.found;
 }
 
 void Links::report_lost(Link& link, const std::string& reason) {
-  link.is_lost = true;
-  link.reason = reason;
-  ++services_.counters.lost;
   Event event;
   event.kind = Event::Kind::kLost;
   event.peer = link.peer;
   event.reason = reason;
-  services_.inbox.push(std::move(event));
+  link.reason = reason;
+  services_.inbox.push(std::move(event));  // may throw, and the link is lost only if that is known
+  link.is_lost = true;
+  ++services_.counters.lost;
 }
 
 void Links::lose(Link& link, const std::string& reason, bool retry) {
@@ -447,42 +456,92 @@ void Links::reject(int peer, const std::string& reason) {
 
 void Links::close(Clock::time_point deadline) {
   closing_ = true;
-  const auto wait = [this, deadline](const auto& is_over) {
-    while (!is_over() && Clock::now() < deadline) {
-      if (!progress()) {
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      }
-    }
-  };
-  wait([this] {
+  progress_until(deadline, [this] {
     return leaving_.empty() && std::all_of(links_.begin(), links_.end(), [](auto& one) { return one.second->queue.empty(); });
   });
   for (auto& [peer, link] : links_) {
     say_goodbye(*link, false, "it has closed the connection");
+    flush(*link);
   }
-  const auto least = Clock::now() + std::chrono::milliseconds(200);
-  while (!leaving_.empty() && Clock::now() < std::max(deadline, least)) {
-    progress();
-  }
+  // An endpoint that is closed by force drops what has not left, so wait for the goodbyes.
+  progress_until(std::max(deadline, Clock::now() + kGoodbyeTime), [this] { return flushing_endpoints_ == 0; });
   for (auto& [peer, link] : links_) {
     close_endpoint(*link);
     forget_process(*link);
   }
-  const auto end = Clock::now() + std::chrono::seconds(1);
-  while (closing_endpoints_ > 0 && Clock::now() < end) {
-    progress();
+  progress_until(Clock::now() + kCloseTime, [this] { return closing_endpoints_ == 0; });
+}
+
+template <typename IsOver>
+void Links::progress_until(Clock::time_point deadline, const IsOver& is_over) {
+  auto pause = kFirstSleep;
+  while (!is_over() && Clock::now() < deadline) {
+    if (progress()) {
+      pause = kFirstSleep;
+    } else {
+      std::this_thread::sleep_for(pause);
+      pause = std::min(pause * 2, kLongestSleep);
+    }
   }
+}
+
+void Links::flush(Link& link) {
+  if (link.endpoint == nullptr) {
+    return;
+  }
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.send = &on_flushed;
+  param.user_data = this;
+  ++flushing_endpoints_;
+  const ucs_status_ptr_t request = ucp_ep_flush_nbx(link.endpoint, &param);
+  if (request == nullptr || UCS_PTR_IS_ERR(request)) {
+    --flushing_endpoints_;
+  }
+}
+
+void Links::on_flushed(void* request, ucs_status_t /*status*/, void* self) {
+  --static_cast<Links*>(self)->flushing_endpoints_;
+  ucp_request_free(request);
 }
 
 void Links::on_error(void* self, ucp_ep_h endpoint, ucs_status_t status) {
   auto& links = *static_cast<Links*>(self);
-  links.run_later([&links, endpoint, status, line = take_log_line()] {
+  const auto owner = [&links, endpoint] {
     const auto found = links.endpoints_.find(endpoint);
     Link* const link = found == links.endpoints_.end() ? nullptr : links.find(found->second);
-    if (link != nullptr && link->endpoint == endpoint) {
-      links.lose(*link, "the connection has failed: " + ucx::text_of(status), true);
+    return link != nullptr && link->endpoint == endpoint ? link : nullptr;
+  };
+  take_log_line();
+  try {
+    links.run_later([&links, owner, status] {
+      if (Link* const link = owner()) {
+        links.lose(*link, "the connection has failed: " + ucx::text_of(status), true);
+      }
+    });
+  } catch (const std::bad_alloc&) {
+    links.mark_broken(owner());
+  }
+}
+
+void Links::mark_broken(Link* link) noexcept {
+  if (link != nullptr) {
+    link->is_broken = true;
+    has_broken_ = true;
+  }
+}
+
+void Links::end_broken() {
+  for (auto& [peer, link] : links_) {
+    if (link->is_broken) {
+      const std::string reason = "not enough memory for a message";
+      say_goodbye(*link, true, "it has closed the connection: " + reason);
+      end_incoming(*link);
+      lose(*link, reason, true);
+      link->is_broken = false;
     }
-  });
+  }
+  has_broken_ = false;  // only now, because reject() may throw
 }
 
 void Links::on_closed(void* request, ucs_status_t /*status*/, void* self) {

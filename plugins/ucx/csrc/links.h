@@ -87,6 +87,7 @@ class Links {
   static void on_sent(void* request, ucs_status_t status, void* outgoing);
   static void on_fetched(void* request, ucs_status_t status, size_t size, void* fetch);
   static void on_closed(void* request, ucs_status_t status, void* self);
+  static void on_flushed(void* request, ucs_status_t status, void* self);
   static void on_error(void* self, ucp_ep_h endpoint, ucs_status_t status);
 
   ucs_status_t take(wire::Kind kind, const void* header, size_t header_size, void* data, size_t size, bool is_fetched);
@@ -94,9 +95,15 @@ class Links {
   void deliver(Link& link, const Incoming::Target& target);
   void deliver_fetched();
   // Delivers the data in `fetches` that is from this peer and belongs to messages with smaller numbers. The rest stays.
-  void deliver_below(std::vector<Fetch>& fetches, int peer, uint64_t number);
+  void deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t number);
   bool do_later();
   void run_later(std::function<void()> task) { later_.push_back(std::move(task)); }
+  // Callbacks of UCX must not throw. If memory is short, they mark the link, which may be null, instead of run_later().
+  void mark_broken(Link* link) noexcept;
+  void end_broken();
+  // Makes progress until `is_over` returns true, at most until the deadline; sleeps while there is nothing to do.
+  template <typename IsOver>
+  void progress_until(Clock::time_point deadline, const IsOver& is_over);
 
   Link* find(int peer);
   Link* owner_of(const wire::Token& token);
@@ -115,6 +122,7 @@ class Links {
   void report_lost(Link& link, const std::string& reason);
   void end_incoming(Link& link);
   void close_endpoint(Link& link);
+  void flush(Link& link);
   void schedule_retry(Link& link);
   void watch_process(Link& link);
   void forget_process(Link& link);
@@ -141,11 +149,13 @@ class Links {
 
   std::unordered_set<Outgoing*> leaving_;  // owned until the destructor
   std::unordered_set<Fetch*> fetching_;    // owned
-  std::vector<Fetch> fetched_;             // complete, to be delivered
-  std::vector<Fetch> checked_;             // to be delivered next
+  std::deque<Fetch> fetched_;              // complete, to be delivered
+  std::deque<Fetch> checked_;              // to be delivered next
   std::vector<std::unique_ptr<Outgoing>> sent_;
   std::deque<std::function<void()>> later_;  // tasks that must not run inside a callback of UCX
   int closing_endpoints_ = 0;
+  int flushing_endpoints_ = 0;
+  bool has_broken_ = false;
 
   std::mutex answers_mutex_;  // may be locked while the transport's lock is held; never the reverse
   std::vector<std::function<void()>> answers_;

@@ -105,13 +105,20 @@ void Links::completed(Outgoing& outgoing) {
   if (--outgoing.pending != 0 || leaving_.erase(&outgoing) == 0) {
     return;
   }
-  if (!outgoing.has_failed) {
-    sent_.emplace_back(&outgoing);
-    return;
+  std::unique_ptr<Outgoing> owned(&outgoing);
+  try {
+    if (!outgoing.has_failed) {
+      sent_.push_back(std::move(owned));
+      return;
+    }
+    const auto kept = std::make_shared<std::unique_ptr<Outgoing>>();
+    services_.timers.at(Clock::now() + kReadTime, [this, kept] { sent_.push_back(std::move(*kept)); });
+    *kept = std::move(owned);
+  } catch (const std::bad_alloc&) {
+    if (outgoing.has_failed) {
+      (void)owned.release();  // never released: its receiver may still be copying it
+    }
   }
-  services_.timers.at(Clock::now() + kReadTime, [this, kept = std::make_shared<std::unique_ptr<Outgoing>>(&outgoing)] {
-    sent_.push_back(std::move(*kept));
-  });
 }
 
 void Links::send_head(Link& link, Kind kind, std::string bytes) {
@@ -142,13 +149,16 @@ void Links::take_sent(std::vector<std::unique_ptr<Outgoing>>& sent) {
 
 bool Links::progress() {
   bool busy = ucp_worker_progress(worker_.get()) != 0;
+  if (has_broken_) {
+    end_broken();
+  }
   if (has_answers_.exchange(false)) {
     std::lock_guard<std::mutex> lock(answers_mutex_);
     std::move(answers_.begin(), answers_.end(), std::back_inserter(later_));
     answers_.clear();
   }
   busy = do_later() || busy;
-  while (!fetched_.empty()) {
+  while (!fetched_.empty() || !checked_.empty()) {
     deliver_fetched();
     busy = true;
   }
@@ -177,7 +187,11 @@ ucs_status_t Links::on_greeting(void* self, const void* header, size_t header_si
     ++links.services_.counters.refused;
     return UCS_OK;
   }
-  links.run_later([&links, greeting] { links.greeted(greeting); });
+  try {
+    links.run_later([&links, greeting] { links.greeted(greeting); });
+  } catch (const std::bad_alloc&) {
+    ++links.services_.counters.dropped;  // its sender tries again when it gets no answer
+  }
   return UCS_OK;
 }
 
@@ -189,8 +203,12 @@ ucs_status_t Links::on_goodbye(void* self, const void* header, size_t header_siz
     return UCS_OK;
   }
   std::memcpy(&head, header, sizeof head);
-  std::string reason(static_cast<const char*>(header) + sizeof head, header_size - sizeof head);
-  links.run_later([&links, head, reason = std::move(reason)] { links.goodbye(head, reason); });
+  try {
+    std::string reason(static_cast<const char*>(header) + sizeof head, header_size - sizeof head);
+    links.run_later([&links, head, reason = std::move(reason)] { links.goodbye(head, reason); });
+  } catch (const std::bad_alloc&) {
+    links.mark_broken(links.owner_of(head.token));
+  }
   return UCS_OK;
 }
 
@@ -226,92 +244,105 @@ ucs_status_t Links::take(Kind kind, const void* header, size_t header_size, void
     ++services_.counters.dropped;
     return is_fetched ? UCS_ERR_REJECTED : UCS_OK;
   }
-  std::string wrong;
   bool is_taken = false;  // UCX owns `data` again
+  const auto result = [&] { return is_taken ? UCS_INPROGRESS : is_fetched ? UCS_ERR_REJECTED : UCS_OK; };
   try {
-    if (kind == Kind::kDevicePart && !is_fetched) {
-      throw Malformed("a part on a device did not come by rendezvous");
-    }
-    Incoming::Target target = place(*link, kind, header, header_size, size);
-    if (!is_fetched) {
-      if (size != 0) {
-        std::memcpy(const_cast<void*>(target.memory.data), data, size);
+    std::string wrong;
+    try {
+      if (kind == Kind::kDevicePart && !is_fetched) {
+        throw Malformed("a part on a device did not come by rendezvous");
       }
-      deliver(*link, target);
-      return UCS_OK;
-    }
-    const ucs_memory_type_t memory_type = services_.device_memory.type_of(target.memory.memory);
-    auto owned = std::make_unique<Fetch>(Fetch{this, link->peer, token, std::move(target)});
-    Fetch* const fetch = owned.get();
-    fetching_.insert(fetch);
-    owned.release();
-    ucp_request_param_t param{};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-    param.cb.recv_am = &on_fetched;
-    param.user_data = fetch;
-    param.memory_type = memory_type;
-    is_taken = true;
-    // UCX may call on_fetched() in here, which deletes `fetch`, and still return a request.
-    const ucs_status_ptr_t request = ucp_am_recv_data_nbx(
-        worker_.get(), data, const_cast<void*>(fetch->target.memory.data), size, &param);
-    if (request == nullptr || UCS_PTR_IS_ERR(request)) {
-      fetching_.erase(fetch);
-      owned.reset(fetch);
-      if (request != nullptr) {
-        throw Malformed("a message cannot be fetched: " + ucx::text_of(UCS_PTR_STATUS(request)));
+      Incoming::Target target = place(*link, kind, header, header_size, size);
+      if (!is_fetched) {
+        if (size != 0) {
+          std::memcpy(const_cast<void*>(target.memory.data), data, size);
+        }
+        deliver(*link, target);
+        return UCS_OK;
       }
-      fetched_.push_back(std::move(*fetch));
+      const ucs_memory_type_t memory_type = services_.device_memory.type_of(target.memory.memory);
+      auto owned = std::make_unique<Fetch>(Fetch{this, link->peer, token, std::move(target)});
+      Fetch* const fetch = owned.get();
+      fetching_.insert(fetch);
+      owned.release();
+      ucp_request_param_t param{};
+      param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+      param.cb.recv_am = &on_fetched;
+      param.user_data = fetch;
+      param.memory_type = memory_type;
+      is_taken = true;
+      // UCX may call on_fetched() in here, which deletes `fetch`, and still return a request.
+      const ucs_status_ptr_t request = ucp_am_recv_data_nbx(
+          worker_.get(), data, const_cast<void*>(fetch->target.memory.data), size, &param);
+      if (request == nullptr || UCS_PTR_IS_ERR(request)) {
+        fetching_.erase(fetch);
+        owned.reset(fetch);
+        if (request != nullptr) {
+          throw Malformed("a message cannot be fetched: " + ucx::text_of(UCS_PTR_STATUS(request)));
+        }
+        fetched_.push_back(std::move(*fetch));
+      }
+      return UCS_INPROGRESS;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {  // Malformed, or of the allocator
+      wrong = error.what();
     }
-    return UCS_INPROGRESS;
+    run_later([this, peer = link->peer, token, wrong] {
+      Link* const found = owner_of(token);
+      if (found != nullptr && found->peer == peer) {
+        reject(peer, wrong);
+      }
+    });
   } catch (const std::bad_alloc&) {
-    wrong = "not enough memory for a message";
-  } catch (const std::exception& error) {  // Malformed, or of the allocator
-    wrong = error.what();
+    mark_broken(link);
   }
-  run_later([this, peer = link->peer, token, wrong] {
-    Link* const found = owner_of(token);
-    if (found != nullptr && found->peer == peer) {
-      reject(peer, wrong);
-    }
-  });
-  return is_taken ? UCS_INPROGRESS : is_fetched ? UCS_ERR_REJECTED : UCS_OK;
+  return result();
 }
 
 void Links::on_fetched(void* request, ucs_status_t status, size_t /*size*/, void* argument) {
   ucp_request_free(request);
   const std::unique_ptr<Fetch> fetch(static_cast<Fetch*>(argument));
   Links& links = *fetch->links;
+  const Token token = fetch->token;
   links.fetching_.erase(fetch.get());
-  if (status == UCS_OK) {
-    links.fetched_.push_back(std::move(*fetch));
-    return;
-  }
-  links.run_later([&links, token = fetch->token, wrong = "a message cannot be fetched: " + ucx::text_of(status)] {
-    if (const Link* const link = links.owner_of(token)) {
-      links.reject(link->peer, wrong);
+  try {
+    if (status == UCS_OK) {
+      links.fetched_.push_back(std::move(*fetch));
+      return;
     }
-  });
+    links.run_later([&links, token, wrong = "a message cannot be fetched: " + ucx::text_of(status)] {
+      if (const Link* const link = links.owner_of(token)) {
+        links.reject(link->peer, wrong);
+      }
+    });
+  } catch (const std::bad_alloc&) {
+    links.mark_broken(links.owner_of(token));
+  }
 }
 
 // Delivers data that was copied from the memory of peers. A peer that gives up this memory first sends a goodbye, which
 // names the messages that were read before. So all copied data is checked against the goodbyes that have arrived since.
 void Links::deliver_fetched() {
-  std::move(fetched_.begin(), fetched_.end(), std::back_inserter(checked_));
-  fetched_.clear();
+  while (!fetched_.empty()) {
+    checked_.push_back(std::move(fetched_.front()));
+    fetched_.pop_front();
+  }
   for (int i = 0; i < kDrain && ucp_worker_progress(worker_.get()) != 0; ++i) {
   }
   do_later();
   deliver_below(checked_, kEveryPeer, UINT64_MAX);
 }
 
-void Links::deliver_below(std::vector<Fetch>& fetches, int peer, uint64_t number) {
-  std::vector<Fetch> all;
-  all.swap(fetches);
-  for (Fetch& fetch : all) {
-    if (peer != kEveryPeer && (fetch.peer != peer || fetch.target.number >= number)) {
-      fetches.push_back(std::move(fetch));
+void Links::deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t number) {
+  // One at a time, so that the others stay if there is an exception.
+  for (size_t i = 0; i < fetches.size();) {
+    if (peer != kEveryPeer && (fetches[i].peer != peer || fetches[i].target.number >= number)) {
+      ++i;
       continue;
     }
+    const Fetch fetch = std::move(fetches[i]);
+    fetches.erase(fetches.begin() + static_cast<std::ptrdiff_t>(i));
     Link* const link = owner_of(fetch.token);
     if (link == nullptr) {
       continue;
@@ -321,7 +352,7 @@ void Links::deliver_below(std::vector<Fetch>& fetches, int peer, uint64_t number
     } catch (const Malformed& error) {
       reject(link->peer, error.what());
     } catch (const std::bad_alloc&) {
-      reject(link->peer, "not enough memory for a message");
+      mark_broken(link);
     }
   }
 }

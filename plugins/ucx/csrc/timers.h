@@ -32,13 +32,16 @@ class Timers {
   void run() {
     uint64_t count = 0;
     [[maybe_unused]] const ssize_t taken = ::read(fd_.get(), &count, sizeof count);
+    struct Set {
+      Timers& timers;
+      ~Set() { timers.set(); }  // also if a task throws
+    } const set_next{*this};
     const auto now = Clock::now();
     while (!tasks_.empty() && tasks_.begin()->first <= now) {
       const std::function<void()> task = std::move(tasks_.begin()->second);
       tasks_.erase(tasks_.begin());
       task();
     }
-    set();
   }
 
  private:

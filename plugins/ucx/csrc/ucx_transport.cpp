@@ -117,8 +117,11 @@ struct UcxTransport::Impl : Inbox::Source {
   void on_ready(uint64_t id) override {
     locked([this, id] {
       if (id == Inbox::kFirstId) {
+        struct WatchAgain {
+          Impl& impl;
+          ~WatchAgain() { impl.inbox.watch_again(impl.timers.fd(), Inbox::kFirstId); }
+        } const watch_again{*this};
         timers.run();
-        inbox.watch_again(timers.fd(), id);
       } else {
         links.on_process_end(id);
       }

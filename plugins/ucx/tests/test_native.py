@@ -8,7 +8,7 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,60 @@ def test_a_peer_that_closes_is_lost_with_the_reason() -> None:
     me.close(0)
 
 
+@pytest.mark.parametrize(("media", "counts"), [("shm", range(244, 260)), ("tcp", [1, 3000])])
+def test_a_peer_gets_the_goodbye_after_messages_in_flight(
+    media: str, counts: Iterable[int]
+) -> None:
+    """In shared memory, one of these counts fills the peer's queue, and the goodbye waits for room."""
+    for count in counts:
+        me, peer = pair(trusted=media == "tcp")
+        me.send(1, [b"hello"], False)
+        next_event(peer, me)
+        for number in range(count):
+            me.send(1, [number.to_bytes(4, "little"), bytes(100)], False)
+        closing = threading.Thread(target=me.close, args=(TIMEOUT,))
+        closing.start()
+        closing.join(0.05)  # so that the goodbye usually finds the queue as full as it is now
+
+        for number in range(count):
+            assert int.from_bytes(next_event(peer)[2][0], "little") == number
+        assert next_event(peer) == ("lost", 0, [], "it has closed the connection")
+        closing.join()
+        peer.close(0)
+
+
+def test_closing_waits_for_a_suspended_peer_without_processor_time() -> None:
+    me = transport(0)
+    with Echo(me) as peer:
+        me.send(1, [b"first"], False)
+        next_event(me)
+        suspend(peer.process.pid)
+        for _ in range(1000):
+            me.send(1, [bytes(1000)], False)
+        before, begun = time.process_time(), time.monotonic()
+
+        me.close(1)
+
+        assert time.monotonic() - begun >= 1  # it has waited for the messages
+        assert time.process_time() - before < 0.15
+
+
+def test_killed_peers_leave_no_files_open() -> None:
+    me = transport(0)
+    files = len(open_files())
+    for number in range(1, 6):
+        with Echo(me, number=number) as peer:
+            me.send(number, [b"hello"], False)
+            next_event(me)
+            peer.process.kill()
+            assert next_event(me)[:2] == ("lost", number)
+    until = time.monotonic() + TIMEOUT
+    while len(open_files()) > files:
+        assert me.receive(0.05) is None
+        assert time.monotonic() < until, open_files()
+    me.close(0)
+
+
 def test_a_rejected_peer_is_lost_then_found() -> None:
     me, peer = pair()
     me.send(1, [b"hello"], False)
@@ -353,6 +407,10 @@ def processor_time(pid: int) -> float:
     """Return the processor time that a process has used, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def open_files() -> list[Path]:
+    return list(Path("/proc/self/fd").iterdir())
 
 
 def is_shared_memory(link: Path) -> bool:

@@ -104,12 +104,11 @@ py::object receive_tuple(PythonTransport& transport, std::optional<double> timeo
   if (receive_with_signals(transport, event, deadline) != Inbox::Outcome::kEvent) {
     return py::none();
   }
-  const char* const kinds[] = {"message", "lost", "found"};
   py::list parts;
   for (Part& part : event.parts) {
     parts.append(py::memoryview(py::cast(std::move(part))));
   }
-  return py::make_tuple(kinds[static_cast<int>(event.kind)], event.peer, parts, event.reason);
+  return py::make_tuple(name_of(event.kind), event.peer, parts, event.reason);
 }
 
 void learn(PythonTransport& transport, int peer, const std::string& endpoint,

@@ -76,8 +76,8 @@ void Inbox::push(Event event) {
     if (closed_) {
       return;
     }
-    event.order = ++pushed_;
     events_.push_back(std::move(event));
+    events_.back().order = ++pushed_;  // only if it was added: there must be no gap
     help = wants_help();
   }
   wake_if(help);

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
+#include <optional>
 #include <utility>
 
 #include "rpc_backends_agents/blocks.h"
@@ -157,7 +159,21 @@ void UnixStream::flush() {
 // Writes up to `most` messages, or a batch's bytes; the writer's thread then goes on. So the memory of `sent` is released
 // soon, and other streams get their turn, even if the queue never becomes empty. Meanwhile other threads may append to it.
 void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
-  busy_ = true;
+  struct Busy {
+    UnixStream& stream;
+    Lock& lock;
+    explicit Busy(UnixStream& of, Lock& held) : stream(of), lock(held) { stream.busy_ = true; }
+    ~Busy() {
+      if (!lock.owns_lock()) {  // write() has thrown
+        lock.lock();
+      }
+      stream.busy_ = false;
+      stream.written_.notify_all();
+    }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+  };
+  std::optional<Busy> busy(std::in_place, *this, lock);
   size_t bytes = 0;
   const auto is_full = [&] { return sent.size() >= most || bytes >= kBatchBytes; };
   while (!queue_.empty() && !closed_ && !is_full()) {
@@ -175,14 +191,16 @@ void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent
       for (const Part& part : first.parts) {
         bytes += part.size;
       }
-      sent.push_back(std::move(first));
+      try {
+        sent.push_back(std::move(first));
+      } catch (const std::bad_alloc&) {  // then it is released here, with the lock
+      }
       queue_.pop_front();
     } else if (!again_) {
       break;
     }
   }
-  busy_ = false;
-  written_.notify_all();
+  busy.reset();
   if (!queue_.empty() && is_full() && !closed_) {
     services_.writer.post([weak = weak_from_this()] {
       if (const auto stream = weak.lock()) {

@@ -20,6 +20,21 @@
 
 namespace rpc_backends {
 
+// The name of a kind of event in Python.
+inline const char* name_of(Event::Kind kind) {
+  switch (kind) {
+    case Event::Kind::kMessage:
+      return "message";
+    case Event::Kind::kLost:
+      return "lost";
+    case Event::Kind::kFound:
+      return "found";
+    case Event::Kind::kUnsent:
+      return "unsent";
+  }
+  throw TransportError("an event has an unknown kind");
+}
+
 // Releases the GIL if this thread holds it. close() waits for threads that may need the GIL.
 class WithoutGil {
  public:

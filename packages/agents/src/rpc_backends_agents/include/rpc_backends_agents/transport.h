@@ -148,8 +148,8 @@ class EventQueue {
       if (closed_) {
         return;
       }
-      event.order = ++pushed_;
       events_.push_back(std::move(event));
+      events_.back().order = ++pushed_;  // only if it was added: there must be no gap
     }
     ready_.notify_one();
   }

@@ -8,6 +8,7 @@
 
 namespace torch::distributed::rpc {
 
+TORCH_API RPCErrorType getRPCErrorType(const JitFuture& jitFuture);
 TORCH_API std::string makeRPCError(const std::string& rpcErrorStr, RPCErrorType errorType);
 TORCH_API c10::intrusive_ptr<Message> createExceptionResponse(const std::string& exceptionStr, int64_t id);
 
