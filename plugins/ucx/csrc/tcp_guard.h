@@ -41,23 +41,15 @@ class TcpGuard {
   // How many of UCX's listeners are guarded.
   int listeners() const { return listeners_; }
 
-  // While this object exists, the sockets that UCX opens on this thread belong to the guard. Null: no effect, at no cost.
+  // While this object exists, the sockets that UCX opens on this thread belong to the guard.
   class Scope {
    public:
-    explicit Scope(TcpGuard* guard) : guard_(guard), before_(guard == nullptr ? nullptr : enter(guard)) {}
-    ~Scope() {
-      if (guard_ != nullptr) {
-        enter(before_);
-      }
-    }
+    explicit Scope(TcpGuard& guard);
+    ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
    private:
-    // Returns the guard that was there before.
-    static TcpGuard* enter(TcpGuard* guard);
-
-    TcpGuard* const guard_;
     TcpGuard* const before_;
   };
 
