@@ -257,10 +257,8 @@ std::optional<ConnectionKey::Tag> TcpGuard::check(const ConnectionKey::Proof& pr
   return key_->answer_to(proof);
 }
 
-TcpGuard::Scope::Scope(TcpGuard& guard) : before_(std::exchange(current, &guard)) {}
-
-TcpGuard::Scope::~Scope() {
-  current = before_;
+TcpGuard* TcpGuard::Scope::enter(TcpGuard* guard) {
+  return std::exchange(current, guard);
 }
 
 }  // namespace rpc_backends::ucx

@@ -41,15 +41,23 @@ class TcpGuard {
   // How many of UCX's listeners are guarded.
   int listeners() const { return listeners_; }
 
-  // While this object exists, the sockets that UCX opens on this thread belong to the guard.
+  // While this object exists, the sockets that UCX opens on this thread belong to the guard. Null: no effect, at no cost.
   class Scope {
    public:
-    explicit Scope(TcpGuard& guard);
-    ~Scope();
+    explicit Scope(TcpGuard* guard) : guard_(guard), before_(guard == nullptr ? nullptr : enter(guard)) {}
+    ~Scope() {
+      if (guard_ != nullptr) {
+        enter(before_);
+      }
+    }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
    private:
+    // Returns the guard that was there before.
+    static TcpGuard* enter(TcpGuard* guard);
+
+    TcpGuard* const guard_;
     TcpGuard* const before_;
   };
 

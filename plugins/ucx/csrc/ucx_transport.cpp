@@ -47,7 +47,7 @@ std::unique_ptr<Worker> guarded_worker(const Context& context, TcpGuard& guard) 
   if (has_tcp && !TcpGuard::is_in_force()) {
     throw TransportError(refusal);
   }
-  const TcpGuard::Scope scope(guard);
+  const TcpGuard::Scope scope(&guard);
   auto worker = std::make_unique<Worker>(context);
   if (has_tcp && guard.listeners() == 0) {
     throw TransportError(refusal);
@@ -98,7 +98,7 @@ struct UcxTransport::Impl : Inbox::Source {
     ++waiting;
     Release release{*this, std::unique_lock<std::mutex>(mutex), {}};
     --waiting;
-    const TcpGuard::Scope scope(guard);
+    const TcpGuard::Scope scope(guard.listeners() == 0 ? nullptr : &guard);
     return task();
   }
 
