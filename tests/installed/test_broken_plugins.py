@@ -271,7 +271,7 @@ KINDS = {
         handler(RETURNS, "rpc.RpcBackendOptions()"),
     ),
     "options in a dict": Kind(
-        (CONSTRUCT_HANDLER, "returned {}, a dict; it must return an instance of"),
+        (CONSTRUCT_HANDLER, "returned {} of type dict; it must return an instance of"),
         handler(RETURNS, "return {}"),
     ),
     "options of another type": Kind(
@@ -284,7 +284,7 @@ KINDS = {
         section="calls",
     ),
     "agent is a coroutine": Kind(
-        (INIT_HANDLER, "a coroutine; it must return the agent"),
+        (INIT_HANDLER, " of type coroutine; it must return the agent"),
         handler("def init", "async def init"),
         section="calls",
     ),

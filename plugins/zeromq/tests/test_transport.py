@@ -571,7 +571,7 @@ def test_without_a_secret_a_start_on_another_host_fails(two_hosts: Any) -> None:
         [failure] = workers.errors(listen, f"tcp://{one.four}:29500", {})
 
     assert failure.kinds[0] == ExposureError.__name__
-    assert "worker 'worker0' cannot start: it would listen on" in failure.text
+    assert "worker 'w0' cannot start: it would listen on" in failure.text
     assert "rpc-backends secret" in failure.text
 
 
