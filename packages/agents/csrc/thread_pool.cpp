@@ -320,7 +320,12 @@ bool ThreadPool::retry() {
     });
   }
   for (size_t started = 0; started < runners; ++started) {
-    if (!contained(kStarting, [&] { add_thread([this] { run_requests({[] {}}); }); })) {
+    const auto run_waiting = [this] {
+      Request nothing;
+      nothing.job = [] {};
+      run_requests(std::move(nothing));
+    };
+    if (!contained(kStarting, [&] { add_thread(run_waiting); })) {
       std::lock_guard<std::mutex> lock(mutex_);
       running_ -= runners - started;
       break;
