@@ -63,7 +63,7 @@ def test_shutdown_leaves_futures_whose_callers_have_gone(
         url = f"file://{tmp_path}/store"
         workers.run(steps.join, url, backend=backend, world_size=size, rpc_timeout=3600)
         workers[0].call(time_out)
-        workers.run(steps.leave)
+        workers.run(steps.leave, timeout=600)  # it would wait for so long
         assert [worker.end() for worker in workers] == [0, 0]
 
 

@@ -8,6 +8,7 @@
 #include "intercepting_agent.h"
 #include "log.h"
 #include "for_python.h"
+#include "own_rrefs.h"
 #include "python_transport.h"
 #include "recorder.h"
 #include "telemetry.h"
@@ -113,6 +114,7 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed.rpc");  // registers the base class
   py::module_::import("rpc_backends_core.spi").attr("at_exit")(
       py::cpp_function([] { ThreadPool::stop_all(kExitTimeout); }, Unlocked()));
+  limit_own_to_here();
   bind_transports(module);
   bind_call_interceptor(module);
   bind_recorder(module);

@@ -3,6 +3,7 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -52,6 +53,7 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
              [this] {
                const bool has_unfinished = drop_stale();
                const bool has_failed = release_failed_rrefs();
+               warn_if_full();
                return thread_pool_->retry() || has_unfinished || has_failed;
              }),
       arriving_(options.max_message_bytes, options.max_unanswered_bytes),
@@ -230,6 +232,7 @@ void TransportAgent::Core::lose(const Event& event) {
   if (tell_lost_ && running_) {
     contained("while handling a lost worker", [&] { tell_lost_(peer, reason); });
   }
+  tell_progress();
 }
 
 std::string TransportAgent::Core::why_lost(int peer) const {
@@ -249,6 +252,7 @@ void TransportAgent::Core::forget(int peer, const std::string& reason) {
   }
   arriving_.forget(peer);
   forget_loss(peer);
+  tell_progress();
 }
 
 // --- active calls -----------------------------------------------------------------------------------
@@ -257,11 +261,18 @@ bool TransportAgent::Core::is_idle() const {
   return active_requests_ == pending_requests_ + pending_own_requests_ && calls_.waiting() == 0;
 }
 
+bool TransportAgent::Core::has_awaited_futures() const {
+  const std::lock_guard<std::mutex> lock(pending_mutex_);
+  return std::any_of(pending_by_caller_.begin(), pending_by_caller_.end(), [&](const auto& pending) {
+    return why_lost(pending.first).empty() && !members.has_left(pending.first);
+  });
+}
+
 bool TransportAgent::Core::wait_until_idle(double seconds, bool waits_for_futures) {
   std::unique_lock<std::mutex> lock(idle_mutex_);
   ++idle_waiters_;
   idle_.wait_for(lock, std::chrono::duration<double>(seconds),
-                 [&] { return is_idle() && (!waits_for_futures || active_requests_ == 0); });
+                 [&] { return is_idle() && !(waits_for_futures && has_awaited_futures()); });
   --idle_waiters_;
   return is_idle();
 }

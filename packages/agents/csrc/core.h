@@ -40,8 +40,9 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void forget(int peer, const std::string& reason);
 
   // Waits until this worker has no active calls and runs no requests; returns false after `seconds`. A request whose
-  // function has returned a future counts only with `waits_for_futures`, and never makes the result false: the future
-  // may never get a value. If its caller waits for it, the call is active there.
+  // function has returned a future counts only with `waits_for_futures`, if its caller is another worker that has neither
+  // left nor been lost, and never makes the result false: the future may never get a value. If its caller waits for it,
+  // the call is active there.
   bool wait_until_idle(double seconds, bool waits_for_futures);
   Traffic traffic() const;
   // See TransportAgent::answering_worker().
@@ -109,6 +110,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   bool drop_stale();
 
   bool is_idle() const;
+  // Whether a worker that can be reached may wait for the value of a future that a function has returned.
+  bool has_awaited_futures() const;
   void tell_progress();
 
   // Calls of this worker (core_calls.cpp).
@@ -131,6 +134,10 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   // runs. `streams`: the current streams of the function.
   void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, const SpanContext& span,
                std::vector<c10::Stream> streams, OnResponse on_response);
+  // Counts requests of `caller` whose functions have returned futures without a value.
+  void count_pending(int caller, int64_t change);
+  // Logs a warning if requests have waited long for a thread.
+  void warn_if_full();
   // Does not throw. `streams`: those on which the function ran.
   void reply(int peer, uint64_t call, JitFuture& response, const std::vector<c10::Stream>& streams);
   // Returns the parts of an error if the message cannot be sent.
@@ -180,6 +187,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   std::atomic<int64_t> active_requests_{0};
   // Of these, the requests whose functions have returned futures without a value: those of other workers, and this one's.
   std::atomic<int64_t> pending_requests_{0}, pending_own_requests_{0};
+  mutable std::mutex pending_mutex_;
+  std::unordered_map<int, int64_t> pending_by_caller_;  // those of other workers
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 
   std::mutex idle_mutex_;

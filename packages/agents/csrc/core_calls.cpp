@@ -1,10 +1,13 @@
 // The calls that this worker makes: from send() to the end of the future.
 #include <algorithm>
+#include <exception>
+#include <stdexcept>
 #include <utility>
 
 #include "core.h"
 #include "log.h"
 #include "message_kinds.h"
+#include "own_rrefs.h"
 #include "request_inspector.h"
 
 namespace rpc_backends {
@@ -40,7 +43,7 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
     placement.map = found == maps->requests.end() ? nullptr : &found->second;
   }
   allow_ways(peer, placement);
-  const std::optional<rpc::ForkId> rref = peer == id_ ? std::nullopt : fork_of(inspect(*message));
+  const std::optional<rpc::ForkId> rref = fork_of(inspect(*message));
   Staging staging;
   Parts parts = encode_checked(std::move(message), call, contexts, placement, staging);
   const uint64_t bytes = size_of(parts) + staging.bytes_in_pieces;
@@ -151,8 +154,11 @@ void TransportAgent::Core::fail_call(const Calls::Call& call, const std::string&
   if (call.recorded != nullptr) {
     call_log_->failed(call.recorded, error);
   }
+  if (call.rref && call.peer == id_) {
+    fail_own_rref(*call.rref, std::make_exception_ptr(std::runtime_error(error)));
+  }
   fail(call.future, error);
-  if (call.rref && rpc::getRPCErrorType(*call.future) == rpc::RPCErrorType::UNKNOWN_ERROR) {
+  if (call.rref && call.peer != id_ && rpc::getRPCErrorType(*call.future) == rpc::RPCErrorType::UNKNOWN_ERROR) {
     failed_rrefs_.add(*call.rref);
     calls_.ask_for_pulse();
   }

@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core.h"
 #include "intercepted_call.h"
@@ -45,6 +48,22 @@ std::string explained(std::string text) {
   return "a tensor in the result cannot be sent: it has no storage of its own (" + kind +
       "), as tensors of MKL-DNN and compressed sparse tensors (CSR, CSC, BSR, BSC) do not. Call .to_dense(), or " +
       ".to_sparse_coo(), before you return it";
+}
+
+// Names, and how many running requests have each: the most frequent ones first.
+std::string listed(const std::map<std::string, size_t>& running) {
+  constexpr size_t kMostNames = 5;
+  std::vector<std::pair<size_t, std::string>> counts;
+  for (const auto& [name, count] : running) {
+    counts.emplace_back(count, name.empty() ? "a request of torch" : name);
+  }
+  std::sort(counts.rbegin(), counts.rend());
+  std::string text;
+  for (size_t i = 0; i < std::min(counts.size(), kMostNames); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(counts[i].first) + " x " + counts[i].second;
+  }
+  const size_t left_out = counts.size() - std::min(counts.size(), kMostNames);
+  return left_out == 0 ? text : text + " and " + std::to_string(left_out) + " more functions";
 }
 
 // A message with the text of an exception.
@@ -143,6 +162,7 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
   // fail.
   const bool may_refuse = peer != id_ && is_of_a_program(request->type());
   const bool may_hold = may_refuse || (peer != id_ && is_fetch(request->type()));
+  auto name = [request] { return function_of(inspect(*request)); };
   auto job = [self = shared_from_this(), peer, request = std::move(request), span, streams = std::move(streams),
               on_response] {
     // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
@@ -164,15 +184,14 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
       on_response(*response);
       return;
     }
-    std::atomic<int64_t>& pending = peer == self->id_ ? self->pending_own_requests_ : self->pending_requests_;
-    ++pending;
+    self->count_pending(peer, 1);
     self->tell_progress();
-    response->addCallback([self, on_response, &pending](JitFuture& done) {
-      --pending;
+    response->addCallback([self, on_response, peer](JitFuture& done) {
+      self->count_pending(peer, -1);
       on_response(done);
     });
   };
-  ThreadPool::Request wanted{std::move(job), peer, bytes, may_refuse, may_hold};
+  ThreadPool::Request wanted{std::move(job), peer, bytes, may_refuse, may_hold, std::move(name), {}};
   auto run = [self = shared_from_this(), wanted = std::move(wanted), on_response = std::move(on_response)]() mutable {
     if (self->thread_pool_->run_request(wanted)) {
       return;
@@ -191,6 +210,31 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
   } else {  // an interceptor held the request until now
     thread_pool_->post(std::move(run));
   }
+}
+
+void TransportAgent::Core::count_pending(int caller, int64_t change) {
+  if (caller == id_) {
+    pending_own_requests_ += change;
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(pending_mutex_);
+  pending_requests_ += change;
+  if ((pending_by_caller_[caller] += change) == 0) {
+    pending_by_caller_.erase(caller);
+  }
+}
+
+void TransportAgent::Core::warn_if_full() {
+  const auto full = thread_pool_->full();
+  if (!full) {
+    return;
+  }
+  const std::string threads = std::to_string(options_.num_worker_threads);
+  warn("RPC: all threads of worker " + members.called(id_) + " for requests are taken (num_worker_threads=" + threads +
+       "): " + listed(full->running) + ". " + std::to_string(full->waiting) + " more wait, the first one for " +
+       std::to_string(full->longest.count()) +
+       " s; their callers may see a time-out. Raise num_worker_threads, make fewer calls at the same time, or find out "
+       "what these functions wait for (rpc-backends inspect).");
 }
 
 void TransportAgent::Core::reply_nothing(int peer) {

@@ -11,6 +11,7 @@
 #include "intercepted_call.h"
 #include "log.h"
 #include "message_kinds.h"
+#include "own_rrefs.h"
 #include "recorder.h"
 #include "request_inspector.h"
 #include "rpc_backends_agents/python.h"
@@ -164,6 +165,16 @@ FuturePtr with_class_learnt(const RRefId& rref, const FuturePtr& answer) {
   });
 }
 
+// Returns a future that gets an error only when the RRef that the call creates on this worker has the error.
+FuturePtr with_own_rref_failed(const rpc::RRefId& rref, const FuturePtr& answer) {
+  return completed_after(answer, [rref](JitFuture& done) {
+    if (done.hasError()) {
+      fail_own_rref(rref, done.exception_ptr());
+    }
+    return rref;
+  });
+}
+
 }  // namespace
 
 InterceptingAgent::InterceptingAgent(std::shared_ptr<RpcAgent> inner)
@@ -197,7 +208,11 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
     timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
   }
   const auto asked = watch_classes(*message);
-  const auto answer = record_and_send(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
+  const auto own_rref = to.id_ == workerInfo_.id_ ? fork_of(inspect(*message)) : std::nullopt;
+  auto answer = record_and_send(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
+  if (own_rref) {
+    answer = with_own_rref_failed(*own_rref, answer);
+  }
   return asked ? with_class_learnt(*asked, answer) : answer;
 }
 

@@ -144,7 +144,7 @@ void ThreadPool::live(const Handle& handle) {
 }
 
 bool ThreadPool::run_request(Request& request) {
-  bool is_short = false, is_running = false;
+  bool is_short = false, is_running = false, is_unwatched = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_) {
@@ -158,12 +158,14 @@ bool ThreadPool::run_request(Request& request) {
       is_running = true;
     } else if (!put_off(request, held ? held_ : backlog_)) {
       return false;
+    } else {
+      is_unwatched = !std::exchange(is_watched_, true);
     }
   }
-  if (is_short) {
+  if (is_running) {
+    run_requests(std::move(request));
+  } else if (is_short || is_unwatched) {
     options_.on_shortage();
-  } else if (is_running) {
-    run_requests(std::move(request.job));
   }
   return true;
 }
@@ -175,21 +177,43 @@ bool ThreadPool::put_off(Request& request, std::deque<Request>& where) {
   if (request.may_be_refused && waiting > 0 && waiting + bytes > options_.most_bytes) {
     return false;
   }
+  request.since = std::chrono::steady_clock::now();
   where.push_back(std::move(request));
   waiting += bytes;
   return true;
 }
 
+// Lists a request that is on the stack of its thread, as long as it is there.
+class ThreadPool::Entry {
+ public:
+  Entry(ThreadPool& pool, const Request& request) : pool_(pool), entry_{&request}, place_(entry_.begin()) {
+    const std::lock_guard<std::mutex> lock(pool_.mutex_);
+    pool_.running_requests_.splice(pool_.running_requests_.end(), entry_);
+  }
+  ~Entry() {
+    const std::lock_guard<std::mutex> lock(pool_.mutex_);
+    entry_.splice(entry_.end(), pool_.running_requests_, place_);
+  }
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
+
+ private:
+  ThreadPool& pool_;
+  std::list<const Request*> entry_;
+  const std::list<const Request*>::iterator place_;
+};
+
 // Runs a request that is already counted as running, and then the waiting ones.
-void ThreadPool::run_requests(Job job) {
-  while (job) {
-    contained("while running a request", job);
-    job = nullptr;
+void ThreadPool::run_requests(Request request) {
+  const Entry entry(*this, request);
+  while (request.job) {
+    contained("while running a request", request.job);
+    Request ended;  // destroyed without the lock
     bool held = false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      job = next_request(held);
-      if (!job) {
+      ended = std::exchange(request, next_request(held));
+      if (!request.job) {
         --running_;
       }
     }
@@ -199,8 +223,8 @@ void ThreadPool::run_requests(Job job) {
   }
 }
 
-// Call with the lock. Returns null if no request can run. Sets `held` if it has put requests in held_.
-ThreadPool::Job ThreadPool::next_request(bool& held) {
+// Call with the lock. Returns a request without a job if none can run. Sets `held` if it has put requests in held_.
+ThreadPool::Request ThreadPool::next_request(bool& held) {
   while (!backlog_.empty() && !stopped_) {
     Request next = std::move(backlog_.front());
     backlog_.pop_front();
@@ -214,9 +238,9 @@ ThreadPool::Job ThreadPool::next_request(bool& held) {
     if (waiting->second == 0) {
       backlog_bytes_.erase(waiting);
     }
-    return std::move(next.job);
+    return next;
   }
-  return nullptr;
+  return {};
 }
 
 // Call with the lock.
@@ -224,7 +248,9 @@ void ThreadPool::take_up_held() {
   std::deque<Request> held;
   held.swap(held_);
   for (Request& request : held) {
-    (is_held(request) ? held_ : backlog_).push_back(std::move(request));
+    const bool is_still_held = is_held(request);
+    request.since = std::chrono::steady_clock::now();  // until now it has waited for its caller, not for a thread
+    (is_still_held ? held_ : backlog_).push_back(std::move(request));
   }
 }
 
@@ -270,7 +296,7 @@ void ThreadPool::do_jobs() {
 
 bool ThreadPool::retry() {
   Handle handle;
-  bool wants_receiver = false, wants_doer = false, still_held = false;
+  bool wants_receiver = false, wants_doer = false, still_held = false, still_waiting = false;
   size_t wanted_runners = 0;
   const auto look = [&](bool starts_runners) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -281,6 +307,8 @@ bool ThreadPool::retry() {
     wanted_runners = stopped_ ? 0 : std::min(places, backlog_.size());
     running_ += starts_runners ? wanted_runners : 0;
     still_held = !held_.empty();
+    still_waiting = !stopped_ && !backlog_.empty();
+    is_watched_ = still_waiting || still_held;
     wants_doer = !stopped_ && !posts_.empty();
   };
   look(true);
@@ -292,7 +320,12 @@ bool ThreadPool::retry() {
     });
   }
   for (size_t started = 0; started < runners; ++started) {
-    if (!contained(kStarting, [&] { add_thread([this] { run_requests([] {}); }); })) {
+    const auto run_waiting = [this] {
+      Request nothing;
+      nothing.job = [] {};
+      run_requests(std::move(nothing));
+    };
+    if (!contained(kStarting, [&] { add_thread(run_waiting); })) {
       std::lock_guard<std::mutex> lock(mutex_);
       running_ -= runners - started;
       break;
@@ -312,7 +345,24 @@ bool ThreadPool::retry() {
     }
   }
   look(false);
-  return wants_receiver || wanted_runners > 0 || wants_doer || still_held;
+  return wants_receiver || wanted_runners > 0 || wants_doer || still_held || still_waiting;
+}
+
+std::optional<ThreadPool::Full> ThreadPool::full() {
+  const auto now = std::chrono::steady_clock::now();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopped_ || backlog_.empty() || running_ < options_.requests || now < next_full_ ||
+      now - backlog_.front().since < kLongWait) {
+    return std::nullopt;
+  }
+  next_full_ = now + kFullPause;
+  Full full{backlog_.size(), std::chrono::duration_cast<std::chrono::seconds>(now - backlog_.front().since), {}};
+  for (const Request* const request : running_requests_) {
+    if (request->job) {  // it has not just ended
+      ++full.running[request->name ? request->name() : std::string()];
+    }
+  }
+  return full;
 }
 
 size_t ThreadPool::queued() const {

@@ -9,12 +9,16 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <unordered_map>
 
@@ -36,17 +40,29 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
     uint64_t bytes = 0;  // of its message
     bool may_be_refused = false;
     bool may_be_held = false;  // until its caller has read earlier answers
+    std::function<std::string()> name;  // returns what runs; called with the lock of the pool
+    std::chrono::steady_clock::time_point since;  // when it began to wait for a thread
+  };
+
+  // A pool whose threads are all taken, while requests wait.
+  struct Full {
+    size_t waiting = 0;
+    std::chrono::seconds longest{0};        // how long the first of these has waited
+    std::map<std::string, size_t> running;  // the names of the running requests, and how many have each
   };
 
   // What a waiting request counts in addition to the bytes of its message.
   static constexpr uint64_t kRequestBytes = 1024;
+
+  static constexpr std::chrono::seconds kLongWait{5};
+  static constexpr std::chrono::seconds kFullPause{60};
 
   struct Options {
     size_t requests;      // how many requests may run at the same time; further ones wait
     uint64_t most_bytes;  // limit on the bytes of waiting requests from one worker; further ones are refused
     // Returns whether a worker has not read its earlier answers. Called with the lock of the pool.
     std::function<bool(int)> is_behind;
-    // Called when a thread could not be started or a request is held; retry() must be called soon.
+    // Called when a thread could not be started, or a request is held or waits; retry() must be called soon.
     std::function<void()> on_shortage;
   };
 
@@ -66,8 +82,11 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   // Runs a job on an idle or a new thread. May be called on any thread.
   void post(Job job);
 
-  // Tries again to start missing threads and to run held requests; returns whether any are left.
+  // Tries again to start missing threads and to run held requests; returns whether any are left, or requests wait.
   bool retry();
+
+  // Returns how the threads are taken if a request has waited for kLongWait; at most once in kFullPause.
+  std::optional<Full> full();
 
   // Waits up to `seconds` until all threads have ended; the transport must be closed. Only stop_all() waits for threads
   // that still run afterwards.
@@ -88,6 +107,7 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
 
  private:
   using Threads = std::list<std::thread>;
+  class Entry;
 
   void add_receiver(const Handle& handle);
   // Throws std::system_error, std::bad_alloc.
@@ -95,8 +115,8 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   void live(const Handle& handle);
   bool is_held(const Request& request) const { return request.may_be_held && options_.is_behind(request.from); }
   bool put_off(Request& request, std::deque<Request>& where);
-  void run_requests(Job job);
-  Job next_request(bool& held);
+  void run_requests(Request request);
+  Request next_request(bool& held);
   void take_up_held();
   void do_jobs();
   void bury(Threads::iterator thread);
@@ -124,6 +144,9 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   Threads alive_;
   Threads dead_;
   size_t running_ = 0;
+  std::list<const Request*> running_requests_;  // on the stacks of their threads
+  bool is_watched_ = false;                     // whether retry() will be called because of backlog_
+  std::chrono::steady_clock::time_point next_full_;
   bool stopped_ = false;
   bool is_abandoned_ = false;  // threads detach themselves at their end, because they are not joined
 };

@@ -1,0 +1,80 @@
+"""RRefs that a worker creates on itself."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from torch.distributed import rpc
+
+from support import steps
+from support.workers import WorkerContext, Workers
+
+pytestmark = pytest.mark.slow
+
+released = threading.Event()
+
+
+def wait_for_release() -> bool:
+    """Wait for the test."""
+    return released.wait(60)
+
+
+class Sleeper:
+    """An object whose method runs until the test releases it."""
+
+    def wait(self) -> bool:
+        """Wait for the test."""
+        return wait_for_release()
+
+
+def wait_for_value(me: WorkerContext) -> str:
+    """Create an RRef on this worker with a time-out, and wait for its value; return the error."""
+    released.clear()
+    rref: rpc.RRef[bool] = rpc.RRef(Sleeper()).remote(timeout=1).wait()
+    try:
+        rref.to_here(timeout=60)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        released.set()
+    return "no error"
+
+
+def wait_for_a_second(me: WorkerContext) -> str:
+    """Wait for a value that this worker creates on itself, but not for long; return the error."""
+    released.clear()
+    rref = rpc.remote(me.name, wait_for_release, timeout=0)
+    try:
+        rref.to_here(timeout=1)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        released.set()
+        assert rref.to_here(timeout=30)
+    return "no error"
+
+
+# Without rpc-backends-inspect, nothing stands in front of torch's agent, and to_here() waits for ever.
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX", "TENSORPIPE"])
+def test_to_here_ends_when_the_creation_on_itself_times_out(tmp_path: Path, backend: str) -> None:
+    with Workers(1, seconds=30) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", backend=backend)
+        # A to_here() that begins after the creation has timed out has another text.
+        error = workers[0].call(wait_for_value)
+        waited, later = (
+            "RPC ran for more than set timeout (1000 ms)",
+            "RRef creation via rpc.remote()",
+        )
+        assert waited in error or later in error
+        workers.run(steps.leave)
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX", "TENSORPIPE"])
+def test_to_here_honours_its_timeout_on_the_owner(tmp_path: Path, backend: str) -> None:
+    with Workers(1, seconds=30) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", backend=backend)
+        error = workers[0].call(wait_for_a_second)
+        assert error.startswith("RPCErr:1:RPC ran for more than set timeout (1000 ms)")
+        workers.run(steps.leave)
