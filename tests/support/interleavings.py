@@ -136,29 +136,45 @@ class Exploration:
         self,
         content: dict[str, bytes] | None = None,
         answers: Sequence[tuple[Any, ...]] = (),
+        *,
+        preemptions: int | None = None,
     ) -> Iterator[State]:
         """Yield each state once.
 
         :param content: the content of the store at the beginning.
         :param answers: the answers that each process has had by then.
+        :param preemptions: how many times, in one order, another process takes its turn although the
+            last one can go on; None for any number.
         """
         had = answers or [()] * len(self._programs)
         start = (
             self._content_id(content or {}),
             *(self._node(process, each) for process, each in enumerate(had)),
         )
-        seen, waiting = {start}, [start]
+        # The most preemptions that are left in a state, by the process that made the last request.
+        unlimited = preemptions is None
+        left = {(start, -1): preemptions or 0}
+        seen, waiting = {start}, [(start, -1)]
+        yield self._state(start)
         while waiting:
-            place = waiting.pop()
-            yield self._state(place)
-            for following in self._following(place):
-                if following not in seen:
-                    seen.add(following)
-                    waiting.append(following)
+            place, last = waiting.pop()
+            moves = self._following(place)
+            goes_on = not unlimited and any(process == last for process, _ in moves)
+            budget = left[place, last]
+            for process, following in moves:
+                rest = budget - (goes_on and process != last)
+                key = following, -1 if unlimited else process
+                if rest > left.get(key, -1):
+                    left[key] = rest
+                    waiting.append(key)
+                    if following not in seen:
+                        seen.add(following)
+                        yield self._state(following)
 
-    def _following(self, place: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def _following(self, place: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the process that makes each possible request, and the state after it."""
         content, *nodes = place
-        moves: list[tuple[int, ...]] = []
+        moves: list[tuple[int, tuple[int, ...]]] = []
         for process, node in enumerate(nodes):
             before, after = place[1 : process + 1], place[process + 2 :]
             move = self._move(process, content, node)
@@ -166,15 +182,15 @@ class Exploration:
                 changed, moved, is_first = move
                 following = (changed, *before, moved, *after)
                 if is_first:
-                    return [following]
-                moves.append(following)
+                    return [(process, following)]
+                moves.append((process, following))
             elif move is not None:
                 answers = self._runs[process][node][0]
                 for answer, crashed in self._liveness(place, move):
                     each = [content, *before, self._node(process, (*answers, answer)), *after]
                     if crashed is not None:
                         each[crashed + 1] = CRASHED
-                    moves.append(tuple(each))
+                    moves.append((process, tuple(each)))
         return moves
 
     def _move(self, process: int, content: int, node: int) -> _Move:
@@ -251,9 +267,13 @@ class Exploration:
 _NO_RUN: tuple[tuple[Any, ...], None, None] = ((), None, None)
 
 
-def run_steps(program: Program, content: dict[str, bytes], most: int) -> tuple[Any, ...]:
-    """Let a process make some requests; change ``content``, and return the answers."""
-    answers: tuple[Any, ...] = ()
+def run_steps(
+    program: Program, content: dict[str, bytes], most: int, answers: tuple[Any, ...] = ()
+) -> tuple[Any, ...]:
+    """Let a process make some requests; change ``content``, and return all its answers.
+
+    :param answers: the answers that it has had.
+    """
     for _ in range(most):
         try:
             program(RecordedStore(answers))
@@ -285,31 +305,42 @@ def run_alone(program: Program, content: dict[str, bytes], is_alive: Callable[[i
 
 # --- the state of a process -----------------------------------------------------------------------
 
+_ATOMS = {str, bytes, int, bool, type(None)}
+
 
 def _snapshot_of(stop: _NextRequest) -> Any:
     """Return the local variables of a process, outside of its current request to the store."""
     frames = []
+    known: dict[int, Any] = {}  # the frames refer to the same objects
     for frame, _ in traceback.walk_tb(stop.__traceback__):
         code = frame.f_code
-        if isinstance(frame.f_locals.get("self"), RecordedStore):
+        local = frame.f_locals
+        if isinstance(local.get("self"), RecordedStore):
             break
         if code.co_filename != __file__:
-            frames.append((code.co_name, frame.f_lasti, _snapshot(frame.f_locals)))
+            frames.append((code.co_name, frame.f_lasti, _snapshot(local, known)))
     return tuple(frames)
 
 
-def _snapshot(value: Any) -> Any:
+def _snapshot(value: Any, known: dict[int, Any]) -> Any:
     """Return the content of a value, as a value that can be hashed; times and functions are left out."""
-    if isinstance(value, str | bytes | int | None):
+    if type(value) in _ATOMS:
         return value
+    place = id(value)
+    if place not in known:
+        known[place] = _new_snapshot(value, known)
+    return known[place]
+
+
+def _new_snapshot(value: Any, known: dict[int, Any]) -> Any:
     if isinstance(value, dict):
-        return frozenset((key, _snapshot(inner)) for key, inner in value.items())
+        return frozenset([(key, _snapshot(inner, known)) for key, inner in value.items()])
     if isinstance(value, set | frozenset):
         return frozenset(value)
     if isinstance(value, list | tuple):
-        return tuple(map(_snapshot, value))
+        return tuple([_snapshot(inner, known) for inner in value])
     if type(value).__module__.startswith("rpc_backend"):
-        return (type(value).__name__, _snapshot(vars(value)))
+        return (type(value).__name__, _snapshot(vars(value), known))
     return type(value).__name__
 
 
