@@ -85,6 +85,8 @@ def form_dynamic(client: Client) -> Steps:
     yield from client.compare_set(f"{generation}/kind", NOTHING, Value("dynamic", 7))
     yield from client.add("present", 1)
     yield from client.compare_set(f"autograd/{client.worker}", NOTHING, Value(client.worker, 32))
+    # The flight recorder, if it is installed, asks for the id of the group.
+    yield from client.compare_set("group_id", NOTHING, Value("group", 16))
 
 
 def exchange(client: Client, stage: str, size: int) -> Steps:
