@@ -54,8 +54,8 @@ def form_static(client: Client) -> Steps:
         yield from client.check(*slots)
         yield from client.multi_get(*slots)
         yield from settle(client, f"{at}group", _MEMBER * world.size)
-        if (yield from client.add(f"{at}closed", 1)) == 1:
-            yield from client.add("generation", 1)
+        following = generation + 1 if isinstance(generation, int) else 1
+        yield from client.compare_set("generation", Value(generation, 1), Value(following, 1))
     yield from whole_answer(client, f"{at}group")
 
 
