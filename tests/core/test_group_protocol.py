@@ -72,7 +72,7 @@ def without_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formation, "BoundedStore", lambda store, seconds: store)
     monkeypatch.setattr(formation, "uuid", values)
     monkeypatch.setattr(formation, "time", clock)
-    monkeypatch.setattr(formation, "this_process", lambda: [])
+    monkeypatch.setattr(formation, "this_process", list)
     for module in (formation, group):
         monkeypatch.setattr(module, "wait_for", wait)
     monkeypatch.setattr(group, "StoreAccess", Access)
