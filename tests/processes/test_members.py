@@ -106,3 +106,23 @@ def test_a_joiner_with_a_changed_record_gets_an_error(tmp_path: Path, engine: st
             workers[1].call(join_with_changed_record, url, **ENGINES[engine])
         assert workers[0].call(steps.members) == {"worker0": 0}
         workers[0].call(steps.leave)
+
+
+@pytest.mark.parametrize("engine", ["ZEROMQ over TCP"])
+def test_a_hidden_member_is_back_when_it_answers(tmp_path: Path, engine: str) -> None:
+    """The member is stopped until its connection counts as lost, and goes on after that."""
+    options = {**ENGINES[engine], "heartbeat_timeout": 2}
+    with Workers(2, seconds=120) as workers:
+        url = f"file://{tmp_path}/store"
+        for worker in workers:
+            worker.call(steps.join_dynamic, url, **options)
+        workers[0].call(steps.call, "worker1")
+        os.kill(workers[1].pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: not workers[0].call(is_listed, "worker1"))
+        finally:
+            os.kill(workers[1].pid, signal.SIGCONT)
+        wait_until(lambda: workers[0].call(is_listed, "worker1"))
+        workers[0].call(steps.call, "worker1")
+        for worker in workers:
+            worker.call(steps.leave)
