@@ -54,8 +54,8 @@ def form_static(client: Client) -> Steps:
         yield from client.check(*slots)
         yield from client.multi_get(*slots)
         yield from settle(client, f"{at}group", _MEMBER * world.size)
-        if (yield from client.add(f"{at}closed", 1)) == 1:
-            yield from client.add("generation", 1)
+        following = generation + 1 if isinstance(generation, int) else 1
+        yield from client.compare_set("generation", Value(generation, 1), Value(following, 1))
     yield from whole_answer(client, f"{at}group")
 
 
@@ -85,6 +85,8 @@ def form_dynamic(client: Client) -> Steps:
     yield from client.compare_set(f"{generation}/kind", NOTHING, Value("dynamic", 7))
     yield from client.add("present", 1)
     yield from client.compare_set(f"autograd/{client.worker}", NOTHING, Value(client.worker, 32))
+    # The flight recorder, if it is installed, asks for the id of the group.
+    yield from client.compare_set("group_id", NOTHING, Value("group", 16))
 
 
 def exchange(client: Client, stage: str, size: int) -> Steps:

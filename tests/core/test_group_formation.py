@@ -212,7 +212,7 @@ def test_members_do_not_wait_for_processes_of_an_earlier_attempt(
     store = connect()
     workers = Workers()
     workers.start(2, join_and_exchange(store, 2, 3))
-    wait_for_key(connect(), "0/closed")
+    wait_for_key(connect(), "0/group")
     for rank in (0, 1):
         workers.start(rank, join_and_exchange(connect(), rank, 3))
 

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,3 +79,50 @@ def test_a_killed_member_leaves_every_list(tmp_path: Path, engine: str) -> None:
             )
         for index in (0, 1, 3):
             workers[index].call(steps.leave)
+
+
+def join_with_changed_record(me: WorkerContext, url: str, **options: Any) -> None:
+    """Join, while another program changes the first record of this worker in the store."""
+    from rpc_backends_agents.roster import Roster
+
+    announce = Roster.announce
+
+    def changed(roster: Roster, *arguments: Any) -> Any:
+        peer = announce(roster, *arguments)
+        key = f"record/{peer.number}"
+        roster._access.ask(lambda store: store.set(key, store.get(key) + b" "))
+        return peer
+
+    Roster.announce = changed  # type: ignore[method-assign]
+    steps.join_dynamic(me, url, **options)
+
+
+@pytest.mark.parametrize("engine", ["ZEROMQ", "UCX"])
+def test_a_joiner_with_a_changed_record_gets_an_error(tmp_path: Path, engine: str) -> None:
+    with Workers(2, seconds=120) as workers:
+        url = f"file://{tmp_path}/store"
+        workers[0].call(steps.join_dynamic, url, **ENGINES[engine])
+        with pytest.raises(WorkerError, match="a record that differs from the one that RPC worker"):
+            workers[1].call(join_with_changed_record, url, **ENGINES[engine])
+        assert workers[0].call(steps.members) == {"worker0": 0}
+        workers[0].call(steps.leave)
+
+
+@pytest.mark.parametrize("engine", ["ZEROMQ over TCP"])
+def test_a_hidden_member_is_back_when_it_answers(tmp_path: Path, engine: str) -> None:
+    """The member is stopped until its connection counts as lost, and goes on after that."""
+    options = {**ENGINES[engine], "heartbeat_timeout": 2}
+    with Workers(2, seconds=120) as workers:
+        url = f"file://{tmp_path}/store"
+        for worker in workers:
+            worker.call(steps.join_dynamic, url, **options)
+        workers[0].call(steps.call, "worker1")
+        os.kill(workers[1].pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: not workers[0].call(is_listed, "worker1"))
+        finally:
+            os.kill(workers[1].pid, signal.SIGCONT)
+        wait_until(lambda: workers[0].call(is_listed, "worker1"))
+        workers[0].call(steps.call, "worker1")
+        for worker in workers:
+            worker.call(steps.leave)

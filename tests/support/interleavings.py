@@ -11,7 +11,7 @@ one that makes no more requests, until they ask whether it is alive.
 
 from __future__ import annotations
 
-import traceback
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,27 +30,40 @@ ALIVE = "is alive"
 
 
 class _NextRequest(BaseException):
-    """Ends a process at the first request that has no recorded answer."""
+    """Ends a process at the first request that has no recorded answer.
 
-    def __init__(self, request: Request) -> None:
+    :ivar state: the local variables of the process.
+    """
+
+    def __init__(self, request: Request, state: Any) -> None:
         super().__init__(request)
         self.request = request
+        self.state = state
 
 
 class RecordedStore:
     """The store as a process sees it: gives the recorded answers, and stops the process after them."""
 
-    def __init__(self, answers: Sequence[Any]) -> None:
+    def __init__(self, answers: Sequence[Any], snapshot: Callable[[], Any] = lambda: None) -> None:
         self._answers = answers
+        self._snapshot = snapshot
         self._given = 0
+        self._stop: _NextRequest | None = None
         self.began = 0  # how many answers had been given when the current `ask` began
 
     def request(self, *request: Any) -> Any:
         """Make a request; the questions of a test are requests, too."""
+        if self._stop is not None:
+            raise self._stop  # the process handles its own end
         if self._given == len(self._answers):
-            raise _NextRequest(request)
+            self._stop = _NextRequest(request, self._snapshot())
+            raise self._stop
         self._given += 1
         return self._answers[self._given - 1]
+
+    def forget(self) -> None:
+        """Make no answer so far a part of the state: the local variables of the process have all."""
+        self.began = self._given
 
     def get(self, key: str) -> bytes:
         return bytes(self.request("get", key))
@@ -80,6 +93,33 @@ class RecordedStore:
         return request(self)
 
     ask_plainly = ask
+
+
+class PrefixedStore(RecordedStore):
+    """Takes the place of torch's ``PrefixStore``, and of a store whose requests have a time limit.
+
+    Code that uses it may have its own loops between two requests, so its local variables are a part of
+    the state of the process.
+    """
+
+    def __init__(self, prefix: str, store: RecordedStore) -> None:
+        self._prefix = prefix
+        self._store = store
+
+    def request(self, name: str, *arguments: Any) -> Any:
+        if name in _STORE:
+            key, *rest = arguments
+            key = self._prefixed(key) if isinstance(key, str) else tuple(map(self._prefixed, key))
+            arguments = (key, *rest)
+        answer = self._store.request(name, *arguments)
+        self._store.forget()
+        return answer
+
+    def forget(self) -> None:
+        self._store.forget()
+
+    def _prefixed(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
 
 
 class State(NamedTuple):
@@ -131,34 +171,68 @@ class Exploration:
         self._contents: list[dict[str, bytes]] = []
         self._content_ids: dict[frozenset[tuple[str, bytes]], int] = {}
         self._moves: list[dict[tuple[int, int], _Move]] = [{} for _ in programs]
+        self._before: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
 
     def states(
         self,
         content: dict[str, bytes] | None = None,
         answers: Sequence[tuple[Any, ...]] = (),
+        *,
+        preemptions: int | None = None,
+        is_last: Callable[[dict[str, bytes]], bool] = lambda content: False,
     ) -> Iterator[State]:
         """Yield each state once.
 
         :param content: the content of the store at the beginning.
         :param answers: the answers that each process has had by then.
+        :param preemptions: how many times, in one order, another process takes its turn although the
+            last one can go on; None for any number.
+        :param is_last: whether to go no further from states with this content; for protocols in which
+            a counter has no limit.
         """
         had = answers or [()] * len(self._programs)
         start = (
             self._content_id(content or {}),
             *(self._node(process, each) for process, each in enumerate(had)),
         )
-        seen, waiting = {start}, [start]
+        # The most preemptions that are left in a state, by the process that made the last request.
+        unlimited = preemptions is None
+        left = {(start, -1): preemptions or 0}
+        seen, waiting = {start}, [(start, -1)]
+        yield self._state(start)
+        while waiting:
+            place, last = waiting.pop()
+            if is_last(self._contents[place[0]]):
+                continue
+            moves = self._following(place)
+            goes_on = not unlimited and any(process == last for process, _ in moves)
+            budget = left[place, last]
+            for process, following in moves:
+                self._before.setdefault(following, []).append(place)
+                rest = budget - (goes_on and process != last)
+                key = following, -1 if unlimited else process
+                if rest > left.get(key, -1):
+                    left[key] = rest
+                    waiting.append(key)
+                    if following not in seen:
+                        seen.add(following)
+                        yield self._state(following)
+
+    def stuck(self, has_ended: Callable[[State], bool]) -> list[State]:
+        """Return the states, of those that have been yielded, from which no order leads to an end."""
+        places = {place for places in self._before.values() for place in places} | set(self._before)
+        waiting = [place for place in places if has_ended(self._state(place))]
         while waiting:
             place = waiting.pop()
-            yield self._state(place)
-            for following in self._following(place):
-                if following not in seen:
-                    seen.add(following)
-                    waiting.append(following)
+            if place in places:
+                places.remove(place)
+                waiting += self._before.get(place, ())
+        return [self._state(place) for place in places]
 
-    def _following(self, place: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def _following(self, place: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the process that makes each possible request, and the state after it."""
         content, *nodes = place
-        moves: list[tuple[int, ...]] = []
+        moves: list[tuple[int, tuple[int, ...]]] = []
         for process, node in enumerate(nodes):
             before, after = place[1 : process + 1], place[process + 2 :]
             move = self._move(process, content, node)
@@ -166,15 +240,15 @@ class Exploration:
                 changed, moved, is_first = move
                 following = (changed, *before, moved, *after)
                 if is_first:
-                    return [following]
-                moves.append(following)
+                    return [(process, following)]
+                moves.append((process, following))
             elif move is not None:
                 answers = self._runs[process][node][0]
                 for answer, crashed in self._liveness(place, move):
                     each = [content, *before, self._node(process, (*answers, answer)), *after]
                     if crashed is not None:
                         each[crashed + 1] = CRASHED
-                    moves.append(tuple(each))
+                    moves.append((process, tuple(each)))
         return moves
 
     def _move(self, process: int, content: int, node: int) -> _Move:
@@ -220,13 +294,13 @@ class Exploration:
         nodes = self._nodes[process]
         if answers not in nodes:
             request = result = None
-            store = RecordedStore(answers)
+            store = RecordedStore(answers, _snapshot_of_process)
             try:
                 result = self._programs[process](store)
                 state: Any = result
             except _NextRequest as stop:
                 request = stop.request
-                state = (request, answers[store.began :], _snapshot_of(stop))
+                state = (request, answers[store.began :], stop.state)
             runs = self._runs[process]
             nodes[answers] = self._same[process].setdefault(state, len(runs))
             if nodes[answers] == len(runs):
@@ -251,9 +325,13 @@ class Exploration:
 _NO_RUN: tuple[tuple[Any, ...], None, None] = ((), None, None)
 
 
-def run_steps(program: Program, content: dict[str, bytes], most: int) -> tuple[Any, ...]:
-    """Let a process make some requests; change ``content``, and return the answers."""
-    answers: tuple[Any, ...] = ()
+def run_steps(
+    program: Program, content: dict[str, bytes], most: int, answers: tuple[Any, ...] = ()
+) -> tuple[Any, ...]:
+    """Let a process make some requests; change ``content``, and return all its answers.
+
+    :param answers: the answers that it has had.
+    """
     for _ in range(most):
         try:
             program(RecordedStore(answers))
@@ -285,31 +363,43 @@ def run_alone(program: Program, content: dict[str, bytes], is_alive: Callable[[i
 
 # --- the state of a process -----------------------------------------------------------------------
 
+_ATOMS = {str, bytes, int, bool, type(None)}
 
-def _snapshot_of(stop: _NextRequest) -> Any:
+
+def _snapshot_of_process() -> Any:
     """Return the local variables of a process, outside of its current request to the store."""
-    frames = []
-    for frame, _ in traceback.walk_tb(stop.__traceback__):
-        code = frame.f_code
-        if isinstance(frame.f_locals.get("self"), RecordedStore):
-            break
-        if code.co_filename != __file__:
-            frames.append((code.co_name, frame.f_lasti, _snapshot(frame.f_locals)))
+    frames: list[Any] = []
+    known: dict[int, Any] = {}  # the frames refer to the same objects
+    frame = sys._getframe(1)
+    while frame.f_code is not Exploration._node.__code__ and frame.f_back is not None:
+        local = frame.f_locals
+        if isinstance(local.get("self"), RecordedStore):
+            frames.clear()  # the answers of the request are a part of the state instead
+        elif frame.f_code.co_filename != __file__:
+            frames.append((frame.f_code.co_name, frame.f_lasti, _new_snapshot(dict(local), known)))
+        frame = frame.f_back
     return tuple(frames)
 
 
-def _snapshot(value: Any) -> Any:
+def _snapshot(value: Any, known: dict[int, Any]) -> Any:
     """Return the content of a value, as a value that can be hashed; times and functions are left out."""
-    if isinstance(value, str | bytes | int | None):
+    if type(value) in _ATOMS:
         return value
+    place = id(value)
+    if place not in known:
+        known[place] = _new_snapshot(value, known)
+    return known[place]
+
+
+def _new_snapshot(value: Any, known: dict[int, Any]) -> Any:
     if isinstance(value, dict):
-        return frozenset((key, _snapshot(inner)) for key, inner in value.items())
+        return frozenset([(key, _snapshot(inner, known)) for key, inner in value.items()])
     if isinstance(value, set | frozenset):
         return frozenset(value)
     if isinstance(value, list | tuple):
-        return tuple(map(_snapshot, value))
+        return tuple([_snapshot(inner, known) for inner in value])
     if type(value).__module__.startswith("rpc_backend"):
-        return (type(value).__name__, _snapshot(vars(value)))
+        return (type(value).__name__, _snapshot(vars(value), known))
     return type(value).__name__
 
 

@@ -2,8 +2,8 @@
 
 The store's counter ``generation`` names the current generation ``g``. Keys below ``g``: ``kind``
 (``static/W`` or ``dynamic``), ``slot/RANK`` (the worker that arrived), ``arrived`` (their number),
-``group`` (the members, or the reason for failure), ``closed``, ``left``, ``ended``; in a dynamic
-group also ``present``.
+``group`` (the members, or the reason for failure), ``left``, ``ended``; in a dynamic group also
+``present``.
 """
 
 from __future__ import annotations
@@ -233,10 +233,13 @@ class _Arrival:
         try:
             answer = read_answer(key, whole_answer(self._store, key, value, world_size), world_size)
         except Exception:
+            with contextlib.suppress(RuntimeError):  # the store may be what failed
+                self._close(g)  # the worker that wrote the answer may have been killed
             self._let_others_read(g)
             raise
         nonces, members = checked(key, answer, partial(members_of, world_size))
         if nonces[self._rank] != self._nonce:
+            self._close(g)
             if self._store.get(f"{g}/slot/{self._rank}") == json.dumps(self._who).encode():
                 self._replace(g)  # the member with this rank is an earlier process
             return None
@@ -390,9 +393,11 @@ class _Arrival:
         return bool(added(self._store, f"{g}/left", 0) >= size)
 
     def _close(self, g: int) -> None:
-        """Open the next generation for new arrivals; only the first call has an effect."""
-        if added(self._store, f"{g}/closed", 1) == 1:
-            added(self._store, "generation", 1)
+        """Open the next generation for new arrivals; only the first call has an effect.
+
+        One request does it. A worker that is killed before it leaves that to the next one.
+        """
+        self._store.compare_set("generation", str(g), str(g + 1))
 
     def _prefixed(self, g: int) -> Any:
         from torch.distributed import PrefixStore
