@@ -214,7 +214,13 @@ def keeping_arguments(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        init(self, *args, **kwargs)
+        try:
+            init(self, *args, **kwargs)
+        except TypeError:
+            from rpc_backends_core._handlers import check_option_names
+
+            check_option_names("TENSORPIPE", init, kwargs)
+            raise
         for name in _KEPT:
             if kwargs.get(name) is not None:
                 setattr(self, name, kwargs[name])

@@ -31,12 +31,10 @@ class LateError(Exception):
         self.thread = thread
 
 
-class NoThreadError(RuntimeError):
-    """No thread could be started."""
-
-
 def within(seconds: float, work: Callable[[], T]) -> T:
     """Run ``work`` on a thread of its own; return what it returns, or raise what it raises.
+
+    If no thread can be started, ``work`` runs on the calling thread, without a time limit.
 
     :raises LateError: ``work`` takes longer than ``seconds``. Its thread keeps running.
     """
@@ -53,8 +51,8 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()
-    except RuntimeError as error:
-        raise NoThreadError(str(error)) from error
+    except RuntimeError:  # too many threads, or too little memory for one
+        return work()
     left = seconds
     while True:
         # In slices, so that the time in which this very process is suspended does not count.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from rpc_backends_inspect import causes
 from rpc_backends_inspect.groups import grouped
@@ -107,6 +108,34 @@ def test_used_up_pools_of_many_workers_are_one_cause() -> None:
     assert found[1].text.startswith(
         "all 4 threads of each of 'worker0', 'worker1' and 'worker2' are used up: they run `update` "
         "for other workers"
+    )
+
+
+def test_a_used_up_pool_of_one_thread_is_in_the_singular() -> None:
+    found = explained(everyone_waits_for_everyone(2, 1))
+    assert "the only thread of each of 'worker0' and 'worker1' is used up: it runs `update`" in (
+        found[1].text
+    )
+
+
+def test_a_pool_taken_by_other_calls_is_named_with_its_functions() -> None:
+    """Worker `b` waits in shutdown, as a server does; that is not why calls to it wait."""
+    caller = busy("a", dict.fromkeys(range(1, 7), ("b", "nap")), 8, "main")
+    server = busy("b", {}, 4, "nap")
+    naps = [
+        Thread(
+            number,
+            (
+                Frame("/home/train.py", 7, "nap"),
+                Frame("/torch/distributed/rpc/internal.py", 1, "_run_function"),
+            ),
+        )
+        for number in range(1, 5)
+    ]
+    waiting = Thread(9, (Frame("/torch/distributed/rpc/api.py", 1, "shutdown"),))
+    [first, *_] = explained([caller, replace(server, threads=[*naps, waiting])])
+    assert first.text.startswith(
+        "all 4 threads of 'b' are taken: 4 x `nap`; 6 calls of 'a' to it run or wait for a thread."
     )
 
 

@@ -244,6 +244,14 @@ def test_a_package_in_a_zip_cannot_be_locked(locked: Environment) -> None:
     assert "whose files cannot be checked; install a wheel" in done.stderr
 
 
+def test_a_lock_is_not_written_to_a_fifo(locked: Environment) -> None:
+    """Opening it would wait for a reader."""
+    os.mkfifo(locked.root / "fifo")
+    done = locked.command("rpc-backends", "lock", "fifo", check=False)
+    assert done.returncode == 1
+    assert "fifo is not a regular file" in done.stderr
+
+
 def test_a_package_changed_before_locking_is_refused(locked: Environment) -> None:
     _change_a_file(locked)
     done = locked.command("rpc-backends", "lock", check=False)

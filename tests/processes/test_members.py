@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rpc_backends_agents.common.secret import generate
 from support import steps
 from support.command import wait_until
 from support.engines import ENGINES
@@ -57,6 +58,22 @@ ENGINES_OF_MEMBERS = {
     **ENGINES,
     "TENSORPIPE": {"backend": "TENSORPIPE"},
 }
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+def test_a_joiner_that_can_reach_no_member_gets_an_error(tmp_path: Path, backend: str) -> None:
+    with Workers(3, seconds=120) as workers:
+        url = f"file://{tmp_path}/store"
+        workers[0].call(set_secret, backend)
+        workers[0].call(steps.join_dynamic, url, backend=backend)
+        error = outcome(workers[1].start(steps.join_dynamic, url, backend=backend))
+        assert "RPC worker 'worker1' cannot join its group" in error
+        assert "worker 'worker0' (rank 0) has a secret" in error
+        assert workers[0].call(steps.members) == {"worker0": 0}
+
+
+def set_secret(me: WorkerContext, backend: str) -> None:
+    os.environ[f"RPC_BACKENDS_{backend}_SECRET"] = generate()
 
 
 @pytest.mark.parametrize("engine", ENGINES_OF_MEMBERS)

@@ -36,6 +36,13 @@ def agent_options(me: WorkerContext) -> dict[str, Any]:
     }
 
 
+def test_torchs_options_refuse_an_unknown_name_with_the_nearest() -> None:
+    with pytest.raises(
+        TypeError, match=r"no option 'num_threads'\. Did you mean 'num_worker_threads'"
+    ):
+        rpc.TensorPipeRpcBackendOptions(num_threads=3)
+
+
 def test_threads_timeout_and_init_method_arrive(url: str) -> None:
     with Workers(2) as workers:
         workers.run(steps.join, url, num_worker_threads=3, rpc_timeout=7)

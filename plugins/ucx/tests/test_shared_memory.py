@@ -72,6 +72,14 @@ def test_a_start_with_a_small_dev_shm_says_what_is_needed(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_start_with_a_read_only_dev_shm_names_it(tmp_path: Path) -> None:
+    arguments = [f"file://{tmp_path}/store", "0", "1"]
+    worker = unshared("--mount", code=_WORKER, arguments=arguments, size="64m,ro")
+    text = output(worker)
+    assert "worker 'worker0' cannot start: /dev/shm cannot be written to" in text
+
+
 def test_workers_in_other_pid_namespaces_are_refused_at_the_start(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     workers = [

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch.distributed import DistNetworkError
 
 from rpc_backends_core._errors import RpcBackendsError, StoreError
-from rpc_backends_core._time_limit import HOST_MAY_HANG, LateError, NoThreadError, within
+from rpc_backends_core._time_limit import HOST_MAY_HANG, LateError, within
 
 T = TypeVar("T")
 
@@ -92,8 +92,6 @@ class StoreAccess:
             raise StoreError(
                 f"{located(self._store)} has not answered for {seconds:g} s. {HOST_MAY_HANG}"
             ) from None
-        except NoThreadError as error:
-            raise StoreError(f"{located(self._store)} cannot be asked: {error}.") from error
 
 
 class BoundedStore:

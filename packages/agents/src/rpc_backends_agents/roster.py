@@ -25,7 +25,14 @@ from typing import Any, TypeVar
 from torch.distributed.rpc import WorkerInfo
 
 from rpc_backends_agents.claims import Claims
-from rpc_backends_core.spi import STORE_TIMEOUT, StoreAccess, StoreError, get_all, stored
+from rpc_backends_core.spi import (
+    STORE_TIMEOUT,
+    GroupError,
+    StoreAccess,
+    StoreError,
+    get_all,
+    stored,
+)
 
 logger = logging.getLogger("rpc_backends.agents")
 
@@ -118,6 +125,9 @@ class Roster:
         self._missing: set[int] = set()
         self._peers: dict[int, Peer] = {}
         self._kept_out: dict[int, Peer] = {}
+        # Why members are kept out, by the number of their first record.
+        self._refusals: dict[int, Exception] = {}
+        self._refused_members: set[int] = set()
         self._ids: set[int] = set()
         self._joined: set[int] = set()
         # Kinds of records about workers whose first record is still missing.
@@ -173,6 +183,7 @@ class Roster:
         :param admit: called when the members are known, before this worker becomes one; its exception
             ends the start.
         :raises RuntimeError: another worker that is alive has the name or the rank.
+        :raises GroupError: there are members, and none of them can be let in.
         :raises StoreError: the store cannot be used, or contains data that no worker wrote; a record of
             this worker was changed there, so that no member lets it in.
         """
@@ -197,6 +208,12 @@ class Roster:
                 "or its rank, because this worker did not respond. Start it again under another name "
                 "and rank."
             )
+        if self._refused_members and self._joined == {number}:
+            reason = self._refusals[min(self._refused_members)]
+            raise GroupError(
+                f"RPC worker {self.name!r} cannot join its group, because it can reach none of its "
+                f"members: {reason} If those members have ended, start the group with a new store."
+            ) from reason.__cause__
 
     def _look_at_own_records(self) -> None:
         """Read the new records.
@@ -370,6 +387,9 @@ class Roster:
         peer_or_none = self._peers.get(about)
         if record["kind"] == "out":
             self._kept_out.pop(about, None)
+            self._refused_members.discard(about)
+        elif record["kind"] == "in" and about in self._refusals:
+            self._refused_members.add(about)
         if peer_or_none is None:
             return
         if record["kind"] == "lost":
@@ -406,6 +426,7 @@ class Roster:
                 if not self._on_peer(peer):
                     return
             except Exception as error:
+                self._refusals[peer.number] = error
                 raise _NotLetInError(peer.name, error) from error
             del self._kept_out[peer.number]
             self._ids.add(peer.worker_id)

@@ -81,8 +81,8 @@ class Application(click.Group):
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             from rpc_backends_core.spi import nearest
 
-            names = sorted({*self.list_commands(ctx), *_ELSEWHERE})
-            close = nearest(args[0], names)
+            names = self.list_commands(ctx)
+            close = nearest(args[0], [*names, *_PACKAGES])
             hint = f"Did you mean {close!r}?" if close else f"The commands are {', '.join(names)}."
             ctx.fail(f"no such command {args[0]!r}. {hint}")
         return super().resolve_command(ctx, args)

@@ -63,6 +63,10 @@ def _check(path: Path, as_json: bool) -> None:
 
 
 def _write(path: Path, allow_editable: bool, as_json: bool) -> None:
+    if path.exists() and not path.is_file():
+        raise Failure(
+            f"{path} is not a regular file, so no lock is written to it. Name another file."
+        )
     packages = lock.installed()
     editable = [one for one in packages if one.editable is not None]
     if editable and not allow_editable:

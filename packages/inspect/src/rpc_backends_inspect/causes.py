@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,6 +70,7 @@ def explain(group: InspectedGroup) -> list[Cause]:
         *waiting.cycles(),
         *waiting.used_up(),
     ]
+    causes += [] if any(cause.kind == "threads" for cause in causes) else waiting.taken()
     stuck = {name for cause in causes for name in cause.stuck}
     causes += [*waiting.shutdowns(stuck), *waiting.rrefs()]
     return causes or list(waiting.missing()) or list(waiting.slow())
@@ -208,6 +210,23 @@ class _Group:
                 text = f"{who}. A shortest cycle: {text}"
             yield Cause("cycle", text, tuple(group), stuck=tuple(group))
 
+    def taken(self) -> Iterator[Cause]:
+        """Find thread pools in which every thread runs a function while further calls wait for one."""
+        for state in self.by_name.values():
+            size = state.metrics.get("agent.thread_pool_size", "")
+            serving = [thread.serves for thread in state.threads if thread.serves]
+            waits = self._waits_by_target.get(state.worker, [])
+            if not size.isdecimal() or len(serving) < int(size) or len(waits) <= int(size):
+                continue
+            counts = Counter(served.function for served in serving)
+            running = [f"{count} x `{function}`" for function, count in counts.most_common()]
+            yield Cause(
+                "threads",
+                f"{_pool(size, repr(state.worker))} taken: {_listed(running, ', ')}; {_calls(waits)} "
+                "to it run or wait for a thread. Raise num_worker_threads, or make fewer calls at a time",
+                (state.worker, *_callers(waits)),
+            )
+
     def used_up(self) -> Iterator[Cause]:
         """Find thread pools in which every thread waits for the answer to a call of its own."""
         full: dict[tuple[str, tuple[str, ...]], list[tuple[str, set[str]]]] = {}
@@ -234,9 +253,10 @@ class _Group:
             of = _names(names) if len(names) == 1 else f"each of {_names(names)}"
             yield Cause(
                 "threads",
-                f"all {size} threads of {of} are used up: they run {_listed(of_all, ', ')} "
-                f"for other workers, and each waits for a call of its own to {_names(targets)}. Raise "
-                "num_worker_threads, or use rpc.functions.async_execution for calls that make calls",
+                f"{_pool(size, of)} used up: {'it runs' if size == '1' else 'they run'} "
+                f"{_listed(of_all, ', ')} for other workers, and each waits for a call of its own "
+                f"to {_names(targets)}. Raise num_worker_threads, or use rpc.functions.async_execution "
+                "for calls that make calls",
                 (*names, *(name for name in targets if name not in names)),
                 stuck=tuple(names),
             )
@@ -441,3 +461,8 @@ def _listed(texts: Sequence[str], between: str) -> str:
         shown[_NAMES - 1 :] = [f"{len(shown) - _NAMES + 1} more"]
         between = " and "
     return between.join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def _pool(size: str, of: str) -> str:
+    """Say which threads a cause is about, with the verb."""
+    return f"the only thread of {of} is" if size == "1" else f"all {size} threads of {of} are"

@@ -32,19 +32,23 @@ class Room:
     :ivar folder: where it is mounted.
     :ivar size: its size, in bytes.
     :ivar free: the bytes that are free.
+    :ivar is_writable: whether this process can create files in it.
     """
 
     folder: str
     size: int
     free: int
+    is_writable: bool = True
 
     def __str__(self) -> str:
+        if not self.is_writable:
+            return f"{self.folder} cannot be written to"
         return f"{self.folder} has {_mib(self.size)}, of which {_mib(self.free)} are free"
 
     @property
     def is_enough(self) -> bool:
         """Whether there is room for one worker."""
-        return self.free >= PER_WORKER
+        return self.is_writable and self.free >= PER_WORKER
 
 
 def room(environ: Mapping[str, str] = os.environ) -> Room:
@@ -54,7 +58,12 @@ def room(environ: Mapping[str, str] = os.environ) -> Room:
         status = os.statvfs(folder)
     except OSError:
         return Room(folder, 0, 0)
-    return Room(folder, status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize)
+    return Room(
+        folder,
+        status.f_blocks * status.f_frsize,
+        status.f_bavail * status.f_frsize,
+        os.access(folder, os.W_OK | os.X_OK),
+    )
 
 
 def is_used(transports: tuple[str, ...]) -> bool:
@@ -72,7 +81,7 @@ def too_small(found: Room) -> str:
     return (
         f"{found}, and UCX takes up to {_mib(PER_WORKER)} of it for each worker. Enlarge it: docker run "
         "--shm-size=1g (or --ipc=host), an emptyDir with medium: Memory at /dev/shm in Kubernetes, "
-        "or mount -o remount,size=1g /dev/shm"
+        "or mount -o remount,rw,size=1g /dev/shm"
     )
 
 
