@@ -56,8 +56,8 @@ def wait_for_a_second(me: WorkerContext) -> str:
     return "no error"
 
 
-# Without rpc-backends-inspect, nothing stands in front of torch's agent, and to_here() waits for ever.
-@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX", "TENSORPIPE"])
+# TENSORPIPE does so only with an interceptor in front, such as the recorder, which is off in tests.
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
 def test_to_here_ends_when_the_creation_on_itself_times_out(tmp_path: Path, backend: str) -> None:
     with Workers(1, seconds=30) as workers:
         workers.run(steps.join, f"file://{tmp_path}/store", backend=backend)

@@ -35,9 +35,9 @@ def answer_soon() -> torch.futures.Future[int]:
     return future
 
 
-def time_out(me: WorkerContext) -> None:
-    """Make calls whose futures never get a value, to another worker and to this one."""
-    for name in ("worker1", me.name):
+def time_out(me: WorkerContext, *names: str) -> None:
+    """Make a call to each worker whose future never gets a value."""
+    for name in names:
         with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
             rpc.rpc_sync(name, wait_forever, timeout=0.2)
 
@@ -62,9 +62,18 @@ def test_shutdown_leaves_futures_whose_callers_have_gone(
     with Workers(2, seconds=90) as workers:
         url = f"file://{tmp_path}/store"
         workers.run(steps.join, url, backend=backend, world_size=size, rpc_timeout=3600)
-        workers[0].call(time_out)
-        workers.run(steps.leave, timeout=600)  # it would wait for so long
+        workers[0].call(time_out, "worker0", "worker1")
+        workers.run(steps.leave)
         assert [worker.end() for worker in workers] == [0, 0]
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+def test_leaving_a_group_does_not_wait_for_own_calls(tmp_path: Path, backend: str) -> None:
+    """A worker's calls to itself that have timed out wait for nothing, so nor does it."""
+    with Workers(1, seconds=60) as workers:
+        workers.run(steps.join_dynamic, f"file://{tmp_path}/store", backend=backend)
+        workers[0].call(time_out, "worker0")
+        workers.run(steps.leave, timeout=600)
 
 
 @pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
