@@ -178,6 +178,12 @@ def _reset_current_rpc_agent() -> None:
     stop.reset_current_agent()
 
 
+def _destroy_rref_context(*ignores_leaks: bool) -> None:
+    from rpc_backends_core._bridge import stop
+
+    stop.destroy_rref_context(*ignores_leaks)
+
+
 def _delete_all_user_and_unforked_owner_rrefs(*timeout: Any) -> None:
     from rpc_backends_core._bridge import stop
 
@@ -257,6 +263,7 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (api, "_wait_all_workers", _wait_all_workers),
         (api, "_set_and_start_rpc_agent", _set_and_start_rpc_agent),
         (api, "_reset_current_rpc_agent", _reset_current_rpc_agent),
+        (api, "_destroy_rref_context", _destroy_rref_context),
         (api, _DELETE_RREFS, _delete_all_user_and_unforked_owner_rrefs),
         (rpc.internal, "_handle_exception", _handling_exceptions(rpc.internal)),
         *([(options, "__init__", keeping_arguments(options.__init__))] if options else []),

@@ -73,6 +73,18 @@ def reset_current_agent() -> None:
         session.close(together=STATE.leaves_gracefully and error is None)
 
 
+def destroy_rref_context(*ignores_leaks: bool) -> None:
+    """Destroy torch's RRefContext, after the agent has stopped.
+
+    Torch stops the agent afterwards. It reads and clears the RRefs of this worker without a lock, so a
+    request that another worker makes meanwhile, and that creates or deletes an RRef, crashes the process.
+    """
+    try:
+        torch_internals.current_agent().shutdown()
+    finally:
+        torch_internals.original_api("_destroy_rref_context")(*ignores_leaks)
+
+
 def delete_rrefs(*timeout: timedelta) -> None:
     """Delete this worker's RRefs, as torch does before it leaves a group.
 

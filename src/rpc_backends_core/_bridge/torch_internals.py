@@ -52,6 +52,11 @@ NAMES = (
         "the store of a group stays open until the process ends",
     ),
     PrivateName(
+        "torch.distributed.rpc.api._destroy_rref_context",
+        "called at shutdown; the agent stops before it, as requests must not use RRefs meanwhile",
+        "a worker that leaves while others call it may crash",
+    ),
+    PrivateName(
         "torch.distributed.rpc.api._delete_all_user_and_unforked_owner_rrefs",
         "limited to a short time in a later group of a process, where torch cannot delete RRefs",
         "shutdown of a later group takes 100 s if it used RRefs",
