@@ -74,13 +74,17 @@ def reset_current_agent() -> None:
 
 
 def destroy_rref_context(*ignores_leaks: bool) -> None:
-    """Destroy torch's RRefContext, after the agent has stopped.
+    """Destroy torch's RRefContext; if other workers may still make calls, after the agent has stopped.
 
     Torch stops the agent afterwards. It reads and clears the RRefs of this worker without a lock, so a
     request that another worker makes meanwhile, and that creates or deletes an RRef, crashes the process.
+    In a graceful shutdown of a static group no worker makes calls any more. The agent stops afterwards
+    then: a function that has outlived its time-out would otherwise still create its RRef, and torch
+    reports that as a leak.
     """
     try:
-        torch_internals.current_agent().shutdown()
+        if not STATE.leaves_gracefully:
+            torch_internals.current_agent().shutdown()
     finally:
         torch_internals.original_api("_destroy_rref_context")(*ignores_leaks)
 
