@@ -1,4 +1,4 @@
-"""A ``remote`` call that arrives after its timeout: a known crash inside torch.
+"""A ``remote`` call that arrives after its timeout, which is an internal error of torch.
 
 Run ``python program.py [--backend NAME] [--to worker0|worker1]``. Worker 0 of two workers creates an
 object, on itself or on the other, and calls a method of it with ``remote(timeout=1)``. See README.md.

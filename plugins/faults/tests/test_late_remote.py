@@ -1,4 +1,4 @@
-"""The example of torch's failure after a late `remote` call, on each backend."""
+"""The example of a late `remote` call, on each backend."""
 
 from __future__ import annotations
 
@@ -38,13 +38,19 @@ def run(backend: str, to: str, rules: str | None = "late.toml") -> subprocess.Co
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_late_call_to_oneself_never_returns(backend: str) -> None:
+def test_a_late_call_to_oneself_ends_with_an_error(backend: str) -> None:
+    """In torch alone, `to_here` never returns."""
     done = run(backend, "worker0")
 
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 0, done.stderr
     assert "INTERNAL ASSERT FAILED" in done.stderr
     assert "rref_context" in done.stderr
-    assert done.stdout == "to_here: has not returned\n"
+    first, second = done.stdout.splitlines()
+    late = "RRef creation via rpc.remote() timed out"
+    waited = "RPCErr:1:RPC ran for more than set timeout (1000 ms)"
+    assert first.startswith((f"to_here: {waited}", f"to_here: {late}"))
+    # torch notes the timeout a moment after to_here() has ended.
+    assert second.startswith((f"pass on: {late}", "pass on: fine"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
