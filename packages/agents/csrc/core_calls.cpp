@@ -154,12 +154,14 @@ void TransportAgent::Core::fail_call(const Calls::Call& call, const std::string&
   if (call.recorded != nullptr) {
     call_log_->failed(call.recorded, error);
   }
-  if (call.rref && call.peer == id_) {
+  const bool is_own = call.peer == id_;
+  if (call.rref && is_own) {
     fail_own_rref(*call.rref, std::make_exception_ptr(std::runtime_error(error)));
   }
+  const bool has_first = call.rref && !is_own && FailedRRefs::keep_first(*call.rref, error);
   fail(call.future, error);
-  if (call.rref && call.peer != id_ && rpc::getRPCErrorType(*call.future) == rpc::RPCErrorType::UNKNOWN_ERROR) {
-    failed_rrefs_.add(*call.rref);
+  if (call.rref && !is_own && rpc::getRPCErrorType(*call.future) == rpc::RPCErrorType::UNKNOWN_ERROR) {
+    failed_rrefs_.add(*call.rref, has_first);
     calls_.ask_for_pulse();
   }
 }
