@@ -151,9 +151,10 @@ void TransportAgent::Core::fail_call(const Calls::Call& call, const std::string&
   if (call.recorded != nullptr) {
     call_log_->failed(call.recorded, error);
   }
+  const bool has_first = call.rref && FailedRRefs::keep_first(*call.rref, error);
   fail(call.future, error);
   if (call.rref && rpc::getRPCErrorType(*call.future) == rpc::RPCErrorType::UNKNOWN_ERROR) {
-    failed_rrefs_.add(*call.rref);
+    failed_rrefs_.add(*call.rref, has_first);
     calls_.ask_for_pulse();
   }
 }

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <deque>
 #include <mutex>
+#include <string>
 
 namespace rpc_backends {
 
@@ -16,8 +17,14 @@ class FailedRRefs {
  public:
   using ForkId = torch::distributed::rpc::ForkId;
 
+  // The first RRef of this process with an error must live for ever: torch keeps its address, and writes to it whenever
+  // another RRef times out. Call this before the future of a call gets its error. Returns whether there is such an RRef
+  // now: this one, or an earlier one.
+  static bool keep_first(const ForkId& id, const std::string& error);
+
   // Call it when the future of the call has its error. The caller may not have got the RRef from torch yet.
-  void add(const ForkId& id) { add({id, 0}); }
+  // `has_first`: what keep_first() has returned.
+  void add(const ForkId& id, bool has_first) { add({id, !has_first, 0}); }
 
   // Whether release() has something to do, and whether add() was called long enough ago.
   bool is_due() const;
@@ -29,6 +36,7 @@ class FailedRRefs {
  private:
   struct Failed {
     ForkId id;
+    bool may_be_first;  // then it lives for ever, too
     int attempts;
     std::chrono::steady_clock::time_point due = std::chrono::steady_clock::now() + kWait;
   };
@@ -37,6 +45,7 @@ class FailedRRefs {
   static constexpr std::chrono::milliseconds kWait{50};
   static constexpr int kMostAttempts = 20;
 
+  static void keep(const ForkId& id, const std::string& error);
   void add(const Failed& failed);
 
   mutable std::mutex mutex_;

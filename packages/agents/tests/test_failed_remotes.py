@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-import pytest
 import torch
 from agents_kit import eventually, in_worker, on_wire
 from torch._C._distributed_rpc import _rref_context_get_debug_info
@@ -34,8 +34,11 @@ def test_a_lost_worker_leaves_no_pending_rref(me: Any) -> None:
 def test_a_remote_that_cannot_be_sent_leaves_no_pending_rref(me: Any) -> None:
     with on_wire() as (_, wire):
         wire.fail = OSError("no route")
-        with pytest.raises(RuntimeError, match="no route"):
+        with contextlib.suppress(
+            RuntimeError
+        ):  # raised if the transport fails before torch returns
             create()
+        eventually(lambda: wire.tried, "the transport has failed")
         wire.fail = None
         eventually(lambda: pending_rrefs() == 0, "torch has released the RRef")
 
