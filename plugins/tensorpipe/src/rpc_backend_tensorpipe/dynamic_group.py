@@ -9,6 +9,7 @@ a token that others wait for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import socket
 import threading
@@ -52,6 +53,9 @@ _UNDOING_TIMEOUT = 5.0
 #: here for ever.
 _RREF_TIMEOUT = timedelta(seconds=1)
 
+#: Instead of a worker id, so that the engine removes only a name.
+_NO_ID = -1
+
 
 class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAgent):
     """Torch's agent, which learns of its peers from the member list in the store.
@@ -71,6 +75,7 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
         self._changing = threading.Lock()
         self._state = State()
         self._next_search = 0.0
+        self._in_engine: set[str] = set()  # names of members, and of former ones
         self.set_workers([me.info()], me.info())
 
     def apply(self, state: State) -> None:
@@ -83,14 +88,9 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
             reverse = device_maps.reverse_maps(mine, (peer.devices for peer in new.values()))
             used = device_maps.used_devices(mine, reverse)
             device_maps.initialise(used)
-            for peer in old.values():
-                if new.get(peer.name) != peer and peer.name != self.me.name:
-                    self._update_engine(peer, used, reverse, joins=False)
             for peer in new.values():
                 if old.get(peer.name) != peer:
-                    self.engine.add_address(peer.name, peer.address)
-                    known = {name: map_ for name, map_ in reverse.items() if name == peer.name}
-                    self._update_engine(peer, used, known, joins=True)
+                    self._add_to_engine(peer, used, reverse)
             self._state = state
             self.set_workers([peer.info() for peer in new.values()], self.me.info())
             torch_internals.set_worker_names({self.me.name, *new})
@@ -225,8 +225,20 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
             had_to_wait = True
             time.sleep(0.002)
 
-    def _update_engine(self, peer: Peer, used: Any, reverse: Any, *, joins: bool) -> None:
-        TensorPipeAgent._update_group_membership(self, peer.engine_info(), used, reverse, joins)
+    def _add_to_engine(self, peer: Peer, used: Any, reverse: Any) -> None:
+        """Add a peer to the engine, in place of an earlier one of that name.
+
+        The engine keeps peers that have left. While torch repeats a message to the owner of an RRef, it
+        holds a reference to the engine's entry for the owner's id, and ends the process if the engine has
+        no address for the owner's name.
+        """
+        update = functools.partial(TensorPipeAgent._update_group_membership, self)
+        if peer.name in self._in_engine and peer.name != self.me.name:
+            update(WorkerInfo(peer.name, _NO_ID), used, reverse, False)
+        self._in_engine.add(peer.name)
+        self.engine.add_address(peer.name, peer.address)
+        known = {name: map_ for name, map_ in reverse.items() if name == peer.name}
+        update(peer.engine_info(), used, known, True)
 
 
 def start(group: Group, options: Any) -> Any:
