@@ -18,6 +18,10 @@ def create(**settings: Any) -> Any:
     return rpc.remote("b", torch.add, args=(torch.ones(2), 1), **settings)
 
 
+def call() -> Any:
+    return rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0)
+
+
 @in_worker
 def test_a_timeout_changes_no_other_rref(me: Any) -> None:
     """The first RRef is never deleted; otherwise one of the later ones gets its memory."""
@@ -30,6 +34,7 @@ def test_a_timeout_changes_no_other_rref(me: Any) -> None:
             "torch has released the RRef",
         )
         wire.inbox.found(1)
+        eventually(lambda: not call().done(), "calls are sent again")
         del first
         rrefs = [create(timeout=0) for _ in range(20)]
         with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
