@@ -13,6 +13,10 @@ killed ones are replaced. Every call of a worker must end within its timeout, wi
 error, and no worker may end. Peers also leave and join again, some of them under their former names.
 With ``--static`` the group is static, so no worker leaves or joins: the peers are killed one after the
 other, and the workers continue. ``--most-mib`` limits the memory of a worker at the end.
+
+With churn, use ZEROMQ or UCX. TENSORPIPE does not pass: torch's agent keeps the connections to former
+peers open and the RRefs of failed calls in memory, and TensorPipe may end a process that reads from a
+lost peer.
 """
 
 from __future__ import annotations
@@ -109,7 +113,7 @@ def soak(plan: Plan, progress: Callable[[str], None]) -> tuple[Samples, dict[str
             worker: worker.start(
                 traffic.work,
                 *(plan.seconds, plan.interval, plan.threads, plan.seed, plan.leak),
-                churn.list if plan.peers else None,
+                churn.list_file if plan.peers else None,
             )
             for worker in workers
         }
@@ -172,7 +176,7 @@ def churn_of(plan: Plan, template: Template, folder: str) -> Churn:
         replaced=not plan.static,
         deaths=max(1.0, ticks / plan.interval),
         chance=random.Random(plan.seed),
-        list=Path(folder) / "peers",
+        list_file=Path(folder) / "peers",
         next=plan.workers,
     )
 

@@ -30,7 +30,7 @@ from rpc_backends_cli.processes import (
 )
 
 #: For how many ticks the survivors go on calling a killed peer.
-_CALLED_AFTER_KILL_TICKS = 4
+_CALLED_AFTER_KILL_TICKS = 12
 #: For how many ticks a peer is suspended, at least and at most.
 _SUSPENDED_TICKS = (1, 24)
 #: How often peers leave, and how often a peer's successor has its name.
@@ -93,7 +93,7 @@ class Churn:
     :ivar start: starts the peer with a given number.
     :ivar replaced: whether a new peer replaces a killed one, as in a dynamic group.
     :ivar deaths: mean number of ticks between two kills.
-    :ivar list: the file with the names of the peers, which the survivors read.
+    :ivar list_file: the file with the names of the peers, which the survivors read.
     :ivar peers: the running peers.
     :ivar missed: by name of a killed peer, for how many more ticks it is called.
     :ivar counts: how many peers have joined, were killed or suspended, and have left.
@@ -105,7 +105,7 @@ class Churn:
     replaced: bool
     deaths: float
     chance: random.Random
-    list: Path
+    list_file: Path
     peers: list[Peer] = field(default_factory=list)
     missed: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(
@@ -209,9 +209,9 @@ class Churn:
     def _tell(self) -> None:
         called = (peer.name for peer in self.peers if peer.joined and not peer.leaves_in)
         names = [*{*called, *self.missed}]
-        new = self.list.with_suffix(".new")
+        new = self.list_file.with_suffix(".new")
         new.write_text(json.dumps(names))
-        new.replace(self.list)
+        new.replace(self.list_file)
 
 
 def start_peer(

@@ -149,7 +149,7 @@ WEIGHTS: dict[Call, int] = {
 }
 #: The same for workers that survive others. A killed worker would leave large tensors with the owners
 #: of its RRefs.
-SURVIVOR_WEIGHTS: dict[Call, int] = {**WEIGHTS, create_large_rrefs: 10}
+SURVIVOR_WEIGHTS: dict[Call, int] = {**WEIGHTS, create_large_rrefs: 40}
 #: How many RPC calls a kind makes in sequence, if more than one. Each of them may time out.
 IN_A_ROW = {use_an_rref: 4, share_an_rref: 2, create_large_rrefs: 8}
 

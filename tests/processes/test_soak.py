@@ -26,7 +26,7 @@ SMALL = ["--workers", "2", "--threads", "2", "--worker-threads", "3", "--interva
 WITH_CHURN = [
     *("--workers", "1", "--threads", "4", "--worker-threads", "6", "--interval", "0.25"),
     *("--peers", "4", "--deaths", "1", "--minutes", os.environ.get("SOAK_MINUTES", "1")),
-    *("--most-mib", "550"),
+    *("--most-mib", "570"),
 ]
 
 
