@@ -37,9 +37,7 @@ FLAGS = [
     "-g0",
     "-Wall",
     "-Wextra",
-    # In torch's headers, which torch adds as ordinary include folders.
     "-Wno-unused-parameter",
-    "-Wno-implicit-fallthrough",
     "-fvisibility=hidden",
     # Warnings of torch's headers are not ours. GCC then ignores the -I for the same folders.
     *(flag for folder in include_paths() for flag in ("-isystem", folder)),
