@@ -42,6 +42,8 @@ _READERS = {
     "UCX": "rpc-backend-ucx",
     "ZEROMQ": "rpc-backend-zeromq",
 }
+#: Values that ask for nothing, so that nothing is missing if no package reads them.
+_OFF = ("", "off")
 #: How similar to a known name (0 to 1) an unknown one must be to count as misspelt.
 _CLOSE = 0.75
 
@@ -222,7 +224,8 @@ def other_variables(
         owner = _owner(ending, owners) if is_exact else None
         reader = _owner(ending, _READERS) if is_exact else None
         if owner is None and reader is not None:
-            owner, missing = reader, None if reader in installed else reader
+            is_read = reader in installed or environ[name].lower() in _OFF
+            owner, missing = reader, None if is_read else reader
             variables.append(OtherVariable(name, owner, missing, None))
             continue
         close = difflib.get_close_matches(ending, endings, n=1, cutoff=_CLOSE)

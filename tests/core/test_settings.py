@@ -78,10 +78,10 @@ def test_an_empty_list_is_no_list() -> None:
     assert choice.denial("ANY") is None
 
 
-def problem_of(variable: str) -> str | None:
+def problem_of(variable: str, text: str = "x") -> str | None:
     """Return what is said of a variable if the hook package `policy` and ZEROMQ are installed."""
     [other] = settings.other_variables(
-        ["ZEROMQ", "policy"], ["rpc-backend-zeromq", "rpc-policy"], {variable: "x", "PATH": ""}
+        ["ZEROMQ", "policy"], ["rpc-backend-zeromq", "rpc-policy"], {variable: text, "PATH": ""}
     )
     assert other.name == variable
     return other.problem
@@ -121,6 +121,11 @@ def test_a_variable_of_a_missing_package_has_no_effect() -> None:
     assert problem_of("RPC_BACKENDS_FAULTS_SEED") == (
         "has no effect: rpc-backends-faults, which reads it, is not installed"
     )
+
+
+@pytest.mark.parametrize("text", ["", "off", "OFF"])
+def test_a_missing_package_is_not_missed_by_a_variable_that_asks_for_nothing(text: str) -> None:
+    assert problem_of("RPC_BACKENDS_RECORDER", text) is None
 
 
 def test_init_rpc_warns_of_a_misspelt_variable(site: Site, children: Children) -> None:
