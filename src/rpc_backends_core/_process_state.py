@@ -28,6 +28,7 @@ class ProcessState:
     :ivar runs_exit_functions: whether they have been registered.
     :ivar starting: the backend that this thread is initialising.
     :ivar leaves_gracefully: whether a graceful ``shutdown`` is running.
+    :ivar handled: the exception that the program handled when it called ``shutdown``.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class ProcessState:
         self.runs_exit_functions = False
         self.starting: ContextVar[Any] = ContextVar("starting", default=None)
         self.leaves_gracefully = False
+        self.handled: BaseException | None = None
 
     def prepare_registry(self, preparation: Callable[[Any], None]) -> None:
         """Call ``preparation`` with the registry before its first use: now, or when it is created."""

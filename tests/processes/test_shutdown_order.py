@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -57,3 +58,25 @@ def test_requests_end_before_their_rrefs_are_destroyed(tmp_path: Path, backend: 
         assert workers[1].call(stop) == ["started", 1]
         workers[0].call(steps.leave, graceful=False)
         assert [worker.end() for worker in workers] == [0, 0]
+
+
+def leave_while_an_exception_is_handled(me: WorkerContext) -> list[str]:
+    """Shut down where programs often do, and return what the other workers were told of a failure."""
+    from rpc_backends_core._process_state import STATE
+
+    told: list[str] = []
+    STATE.session.group.fail = told.append
+    with contextlib.suppress(ValueError):
+        try:
+            raise ValueError("training failed")
+        finally:
+            rpc.shutdown()
+    return told
+
+
+def test_a_shutdown_after_the_programs_own_error_has_not_failed(tmp_path: Path) -> None:
+    with Workers(2, seconds=90) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", backend="TENSORPIPE")
+        leaving = workers[0].start(leave_while_an_exception_is_handled)
+        workers[1].call(steps.leave)
+        assert leaving.result() == []

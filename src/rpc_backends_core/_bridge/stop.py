@@ -30,11 +30,11 @@ def shutdown(graceful: bool, timeout: float) -> None:
         leave = next((way for way in ways if way is not None), None)
         del ways
     if leave is None:
-        STATE.leaves_gracefully = graceful
+        STATE.leaves_gracefully, STATE.handled = graceful, sys.exc_info()[1]
         try:
             torch_internals.original_api("shutdown")(graceful, timeout)
         finally:
-            STATE.leaves_gracefully = False
+            STATE.leaves_gracefully, STATE.handled = False, None
         return
     try:
         leave(timeout)
@@ -67,7 +67,7 @@ def reset_current_agent() -> None:
     session, STATE.session = STATE.session, None
     if session is not None:
         # A failing shutdown gets here too, while its exception propagates. The other workers then stay.
-        error = sys.exc_info()[1]
+        error = _error()
         if STATE.leaves_gracefully and error is not None:
             session.report_failed_shutdown(error)
         session.close(together=STATE.leaves_gracefully and error is None)
@@ -78,12 +78,12 @@ def destroy_rref_context(*ignores_leaks: bool) -> None:
 
     Torch stops the agent afterwards. It reads and clears the RRefs of this worker without a lock, so a
     request that another worker makes meanwhile, and that creates or deletes an RRef, crashes the process.
-    In a graceful shutdown of a static group no worker makes calls any more. The agent stops afterwards
-    then: a function that has outlived its time-out would otherwise still create its RRef, and torch
-    reports that as a leak.
+    In a successful graceful shutdown of a static group no worker makes calls any more. The agent stops
+    afterwards then: a function that has outlived its time-out would otherwise still create its RRef, and
+    torch reports that as a leak.
     """
     try:
-        if not STATE.leaves_gracefully:
+        if not STATE.leaves_gracefully or _error() is not None:
             torch_internals.current_agent().shutdown()
     finally:
         torch_internals.original_api("_destroy_rref_context")(*ignores_leaks)
@@ -97,6 +97,15 @@ def delete_rrefs(*timeout: timedelta) -> None:
     """
     wait = (_IN_VAIN,) if STATE.had_a_group else timeout
     torch_internals.original_api("_delete_all_user_and_unforked_owner_rrefs")(*wait)
+
+
+def _error() -> BaseException | None:
+    """Return the exception with which the running shutdown fails; None if it has not failed.
+
+    A program may call ``shutdown`` while it handles an exception of its own, in ``finally`` for example.
+    """
+    error = sys.exc_info()[1]
+    return None if error is STATE.handled else error
 
 
 def _agents() -> list[Any]:

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -45,18 +45,21 @@ def console() -> Console:
     return Plain(highlight=False, emoji=False, markup=False)
 
 
-def grid(*columns: str, title: bool = True) -> Table:
+def grid(*columns: str, title: bool = True, folded: Container[str] = ()) -> Table:
     """Return a table without lines, whose last column takes the remaining width.
 
     :param columns: the headings.
     :param title: whether to show them.
+    :param folded: other columns whose texts may take several lines.
     """
     from rich.table import Table
 
     table = Table(box=None, show_header=title, header_style="bold", padding=(0, 2, 0, 0))
-    for heading in columns[:-1]:
-        table.add_column(heading, no_wrap=True)
-    table.add_column(columns[-1], overflow="fold")
+    for heading in columns:
+        if heading == columns[-1] or heading in folded:
+            table.add_column(heading, overflow="fold")
+        else:
+            table.add_column(heading, no_wrap=True)
     return table
 
 
