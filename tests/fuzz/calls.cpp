@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "../../packages/agents/csrc/pickled_call.h"
+#include "inspect/pickled_call.h"
 
 namespace rpc_backends {
 

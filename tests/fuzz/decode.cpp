@@ -13,8 +13,8 @@
 
 #include <ATen/ATen.h>
 
-#include "../../packages/agents/csrc/codec.h"
-#include "../../packages/agents/csrc/pieces.h"
+#include "wire/codec.h"
+#include "wire/pieces.h"
 
 namespace {
 
