@@ -20,7 +20,6 @@
 
 namespace rpc_backends {
 
-
 struct AgentOptions {
   size_t num_worker_threads = 16;
   std::chrono::milliseconds rpc_timeout{60000};
@@ -51,8 +50,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                      float rpc_timeout_seconds, const DeviceMap& device_map) override;
 
-  // The same, with context that interceptors have attached. `recorded`: the call in the log of set_call_log(). The agent
-  // records its end, unless send() throws; null if the caller records it.
+  // The same, with context that interceptors have attached. `recorded`: the call in the log of set_call_log(). The
+  // agent records its end, unless send() throws; null if the caller records it.
   c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                      float rpc_timeout_seconds, const DeviceMap& device_map, const Contexts& contexts,
                                      CallLog::Place* recorded = nullptr);
@@ -69,7 +68,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   // Waits for active calls and running functions, but not for futures that functions have returned: as in torch's own
   // agent, these count as long as their caller waits, and then its call is active. Throws std::runtime_error.
   void join(bool shutdown, float timeout) override;
-  // The same, and also waits for those futures; leaves those that have no value after `timeout` seconds, which is not 0.
+  // The same, and also waits for those futures; leaves those that have no value after `timeout` seconds, which is not
+  // 0.
   void finish(float timeout);
   void sync() override {}
   void startImpl() override;
@@ -85,8 +85,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   // Called on a thread of the agent when a peer is lost.
   void on_lost(std::function<void(int, const std::string&)> tell);
 
-  // Sets where tensors go: by the name of the callee, and for answers by the id of the caller; and the accelerators that
-  // RPC uses here. May be called again when workers join.
+  // Sets where tensors go: by the name of the callee, and for answers by the id of the caller; and the accelerators
+  // that RPC uses here. May be called again when workers join.
   void set_devices(DeviceMaps maps);
   DeviceMap getDeviceMap(const WorkerInfo& to) const override;
   const std::vector<c10::Device>& getDevices() const override;

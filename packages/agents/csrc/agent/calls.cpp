@@ -62,7 +62,8 @@ FuturePtr Calls::add(uint64_t id, Call call, Clock::time_point started, bool may
   auto future = call.future;
   call.bytes += kCallBytes;
   call.deadline = deadlines_.end();
-  const auto deadline = call.timeout.count() > 0 ? started + std::min(call.timeout, kLongest) : Clock::time_point::max();
+  const auto deadline =
+      call.timeout.count() > 0 ? started + std::min(call.timeout, kLongest) : Clock::time_point::max();
   bool earlier = false;
   {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -108,7 +109,7 @@ bool Calls::fits(int peer, uint64_t bytes) const {
   const auto found = peers_.find(peer);
   // A call that is larger than the limit is sent alone.
   return stopped_ || found == peers_.end() || found->second.unanswered == 0 ||
-      found->second.unanswered + bytes <= unanswered_bytes_;
+         found->second.unanswered + bytes <= unanswered_bytes_;
 }
 
 void Calls::fail_after(std::chrono::milliseconds delay, uint64_t id, const std::string& error) {

@@ -58,8 +58,8 @@ class Calls {
   uint64_t next_id() { return next_++; }
 
   // Adds a call that started at `started`, and returns its future. `call` must have peer, future, bytes, unsent and
-  // timeout (0 means no timeout). With `may_wait`, this waits until the peer's unanswered bytes leave room for the call, and returns
-  // null if the call times out first.
+  // timeout (0 means no timeout). With `may_wait`, this waits until the peer's unanswered bytes leave room for the
+  // call, and returns null if the call times out first.
   FuturePtr add(uint64_t id, Call call, Clock::time_point started, bool may_wait);
 
   // Makes a call end with `error` after `delay`, through `on_late`, unless it ends earlier.

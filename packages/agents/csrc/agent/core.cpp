@@ -49,13 +49,14 @@ TransportAgent::Core::Core(const std::string& name, int id, std::shared_ptr<Tran
           transport_, ThreadPool::Options{options.num_worker_threads, options.max_unanswered_bytes,
                                           [this](int peer) { return answers_.is_behind(peer); },
                                           [this] { calls_.ask_for_pulse(); }})),
-      calls_(options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); },
-             [this] {
-               const bool has_unfinished = drop_stale();
-               const bool has_failed = release_failed_rrefs();
-               warn_if_full();
-               return thread_pool_->retry() || has_unfinished || has_failed;
-             }),
+      calls_(
+          options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); },
+          [this] {
+            const bool has_unfinished = drop_stale();
+            const bool has_failed = release_failed_rrefs();
+            warn_if_full();
+            return thread_pool_->retry() || has_unfinished || has_failed;
+          }),
       arriving_(options.max_message_bytes, options.max_unanswered_bytes),
       session_(random_session()) {
   members.add(name, id);
@@ -128,12 +129,12 @@ void TransportAgent::Core::handle_message(int peer, const Parts& parts, EventOrd
   handle_decoded(peer, parts, event, streams);
 }
 
-Decoded TransportAgent::Core::decode_message(const Parts& parts, Copies& copies,
-                                             const ArrivingMessage::Whole* whole) {
+Decoded TransportAgent::Core::decode_message(const Parts& parts, Copies& copies, const ArrivingMessage::Whole* whole) {
   static const ArrivedStorages none;
   const ArrivedStorages& arrived = whole == nullptr ? none : whole->storages;
-  return with_devices(
-      [&](const std::vector<c10::Device>& known) { return decode(parts, limits_, known, copies, arrived, received_memory_.get()); });
+  return with_devices([&](const std::vector<c10::Device>& known) {
+    return decode(parts, limits_, known, copies, arrived, received_memory_.get());
+  });
 }
 
 void TransportAgent::Core::handle_decoded(int peer, const Parts& parts, EventOrder::Handling& event,

@@ -40,9 +40,9 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void forget(int peer, const std::string& reason);
 
   // Waits until this worker has no active calls and runs no requests; returns false after `seconds`. A request whose
-  // function has returned a future counts only with `waits_for_futures`, if its caller is another worker that has neither
-  // left nor been lost, and never makes the result false: the future may never get a value. If its caller waits for it,
-  // the call is active there.
+  // function has returned a future counts only with `waits_for_futures`, if its caller is another worker that has
+  // neither left nor been lost, and never makes the result false: the future may never get a value. If its caller waits
+  // for it, the call is active there.
   bool wait_until_idle(double seconds, bool waits_for_futures);
   Traffic traffic() const;
   // See TransportAgent::answering_worker().
@@ -95,8 +95,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
                        const Placement& placement, Staging& staging) const;
 
   // Messages in pieces, both ways (core_pieces.cpp).
-  // Sends the pieces of a message with `send_piece`, each when its copies have ended; then runs `then`, with the error if
-  // there was one. Both run on threads of the agent. Call it with the streams on which the copies began.
+  // Sends the pieces of a message with `send_piece`, each when its copies have ended; then runs `then`, with the error
+  // if there was one. Both run on threads of the agent. Call it with the streams on which the copies began.
   void after(Staging staging, std::function<void(Parts)> send_piece, std::function<void(const Error&)> then);
   void go_on(const std::shared_ptr<Staged>& staged);
   void send_piece(int peer, Parts parts, bool reply);
@@ -185,7 +185,8 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   std::atomic<uint64_t> bytes_sent_{0}, bytes_received_{0};
   std::atomic<uint64_t> bad_frames_{0}, lost_peers_{0}, unsent_answers_{0}, refused_requests_{0};
   std::atomic<int64_t> active_requests_{0};
-  // Of these, the requests whose functions have returned futures without a value: those of other workers, and this one's.
+  // Of these, the requests whose functions have returned futures without a value: those of other workers, and this
+  // one's.
   std::atomic<int64_t> pending_requests_{0}, pending_own_requests_{0};
   mutable std::mutex pending_mutex_;
   std::unordered_map<int, int64_t> pending_by_caller_;  // those of other workers

@@ -1,10 +1,10 @@
 // The calls that this worker makes: from send() to the end of the future.
+#include <torch/csrc/distributed/rpc/utils.h>
+
 #include <algorithm>
 #include <exception>
 #include <stdexcept>
 #include <utility>
-
-#include <torch/csrc/distributed/rpc/utils.h>
 
 #include "agent/core.h"
 #include "base/log.h"
@@ -63,14 +63,15 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
   }
   auto error = error_in([&] {
     const auto self = shared_from_this();
-    after(std::move(staging), [self, peer](Parts piece) { self->send_piece(peer, std::move(piece), false); },
-          [self, peer, call, parts = std::move(parts), is_retried](const Error& unsent) {
-            if (unsent) {
-              self->fail_request(peer, call, *unsent, is_retried);
-            } else {
-              self->send_request(peer, call, parts, is_retried);
-            }
-          });
+    after(
+        std::move(staging), [self, peer](Parts piece) { self->send_piece(peer, std::move(piece), false); },
+        [self, peer, call, parts = std::move(parts), is_retried](const Error& unsent) {
+          if (unsent) {
+            self->fail_request(peer, call, *unsent, is_retried);
+          } else {
+            self->send_request(peer, call, parts, is_retried);
+          }
+        });
   });
   if (!error && !running_) {
     error = "the RPC agent of this worker has been shut down";
@@ -113,8 +114,7 @@ void TransportAgent::Core::send_request(int peer, uint64_t call, Parts parts, bo
 
 void TransportAgent::Core::fail_request(int peer, uint64_t call, const std::string& reason, bool is_retried) {
   // The caller found the worker just before it left, so the transport does not know it any more.
-  const std::string error =
-      members.has_left(peer) ? "worker " + members.called(peer) + " has left the group" : reason;
+  const std::string error = members.has_left(peer) ? "worker " + members.called(peer) + " has left the group" : reason;
   if (is_retried && running_) {
     calls_.fail_after(kRetryDelay, call, error);
   } else if (const auto taken = calls_.take(call, peer)) {

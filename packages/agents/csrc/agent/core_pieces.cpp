@@ -48,8 +48,7 @@ struct TransportAgent::Core::Staged {
 void TransportAgent::Core::after(Staging staging, std::function<void(Parts)> send_piece,
                                  std::function<void(const Error&)> then) {
   staging.copies.record();
-  auto staged = std::make_shared<Staged>(
-      Staged{std::move(staging.pieces), std::move(send_piece), std::move(then)});
+  auto staged = std::make_shared<Staged>(Staged{std::move(staging.pieces), std::move(send_piece), std::move(then)});
   staged->pieces.push_back({std::move(staging.copies), {}});
   Copies first = std::move(staged->pieces.front().copies);
   // On another thread than that of the copies, which must not wait for anything else.
@@ -167,11 +166,12 @@ bool TransportAgent::Core::drop_stale() {
   for (const ArrivingMessages::Key& key : arriving_.drop_stale(is_awaited)) {
     const std::string who = members.called(key.peer);
     warn_seldom("unfinished request of " + who, "RPC: part of a request of " + who + " has arrived, and then nothing " +
-                                                   "from that worker for a minute, or for some seconds after a lost " +
-                                                   "connection. The request is dropped.");
+                                                    "from that worker for a minute, or for some seconds after a lost " +
+                                                    "connection. The request is dropped.");
     const auto answer = [self = shared_from_this(), key] {
-      self->reply_error(key.peer, key.call, "worker " + self->members.called(self->id_) +
-                                                " has received only a part of the request, and then nothing for too long");
+      self->reply_error(key.peer, key.call,
+                        "worker " + self->members.called(self->id_) +
+                            " has received only a part of the request, and then nothing for too long");
     };
     contained("while dropping a request", [&] { thread_pool_->post(answer); });
   }

@@ -46,8 +46,8 @@ std::string explained(std::string text) {
   }
   const std::string kind = text.substr(kNoStorage.size(), text.find('\n') - kNoStorage.size());
   return "a tensor in the result cannot be sent: it has no storage of its own (" + kind +
-      "), as tensors of MKL-DNN and compressed sparse tensors (CSR, CSC, BSR, BSC) do not. Call .to_dense(), or " +
-      ".to_sparse_coo(), before you return it";
+         "), as tensors of MKL-DNN and compressed sparse tensors (CSR, CSC, BSR, BSC) do not. Call .to_dense(), or " +
+         ".to_sparse_coo(), before you return it";
 }
 
 // Names, and how many running requests have each: the most frequent ones first.
@@ -92,9 +92,8 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
   void transmit(MessagePtr message, const Contexts& /*contexts*/, const PassingRequestPtr& last) override {
     auto self = std::static_pointer_cast<IncomingCall>(shared_from_this());
     const SpanContext span = recorded_ == nullptr ? SpanContext() : recorded_->span.context;
-    core_->execute(std::move(message), peer_id_, bytes_, span, streams_, [self, last](JitFuture& response) {
-      self->come_back(last, FuturePtr::reclaim_copy(&response));
-    });
+    core_->execute(std::move(message), peer_id_, bytes_, span, streams_,
+                   [self, last](JitFuture& response) { self->come_back(last, FuturePtr::reclaim_copy(&response)); });
   }
 
   void finish(JitFuture* answer) override {
@@ -137,8 +136,8 @@ void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes, std:
         ->begin(std::move(request.message));
     return;
   }
-  execute(std::move(request.message), peer, bytes, recorded == nullptr ? SpanContext() : recorded->span.context, streams,
-          [self = shared_from_this(), peer, call = request.call, recorded, streams](JitFuture& response) {
+  execute(std::move(request.message), peer, bytes, recorded == nullptr ? SpanContext() : recorded->span.context,
+          streams, [self = shared_from_this(), peer, call = request.call, recorded, streams](JitFuture& response) {
             const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
             self->reply(peer, call, response, streams);
             if (recorded != nullptr) {  // after the answer was sent, so that the answer does not wait for this
@@ -148,8 +147,7 @@ void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes, std:
 }
 
 void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes,
-                                    const SpanContext& span, std::vector<c10::Stream> streams,
-                                    OnResponse on_response) {
+                                   const SpanContext& span, std::vector<c10::Stream> streams, OnResponse on_response) {
   if (call_log_ || interceptors_) {
     if (const auto asked = watch_classes(*request)) {
       on_response = [rref = *asked, on_response = std::move(on_response)](JitFuture& response) {
@@ -262,17 +260,18 @@ void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response,
     }
     is_copying = true;
     const auto self = shared_from_this();
-    after(std::move(staging),
-          [self, peer, bytes = staging.bytes_in_pieces, unsent = staging.unsent, is_first = true](Parts piece) mutable {
-            if (std::exchange(is_first, false)) {
-              self->answers_.add(peer, bytes, unsent);
-            }
-            self->send_piece(peer, std::move(piece), true);
-          },
-          [self, peer, call, parts = std::move(parts)](const Error& lost) {
-            self->reply_failed(peer, call, lost ? lost : error_in([&] { self->send_reply(peer, call, parts); }));
-            self->end_reply(peer);
-          });
+    after(
+        std::move(staging),
+        [self, peer, bytes = staging.bytes_in_pieces, unsent = staging.unsent, is_first = true](Parts piece) mutable {
+          if (std::exchange(is_first, false)) {
+            self->answers_.add(peer, bytes, unsent);
+          }
+          self->send_piece(peer, std::move(piece), true);
+        },
+        [self, peer, call, parts = std::move(parts)](const Error& lost) {
+          self->reply_failed(peer, call, lost ? lost : error_in([&] { self->send_reply(peer, call, parts); }));
+          self->end_reply(peer);
+        });
   });
   reply_failed(peer, call, error);
   if (!is_copying || error) {

@@ -78,8 +78,8 @@ class EventOrder {
 
   std::mutex mutex_;
   std::condition_variable noted_;
-  uint64_t next_ = 1;          // all earlier events are noted
-  std::set<uint64_t> later_;   // the noted events after `next_`
+  uint64_t next_ = 1;         // all earlier events are noted
+  std::set<uint64_t> later_;  // the noted events after `next_`
   int waiting_ = 0;
   bool closed_ = false;
 };

@@ -81,7 +81,8 @@ const WorkerInfo& Members::get(const Key& key, const std::string& shown) const {
     names.push_back(info.name_);
   }
   std::sort(names.begin(), names.end());
-  std::string text = "Unknown destination worker " + shown + ": could not find destination among the members of the group (";
+  std::string text =
+      "Unknown destination worker " + shown + ": could not find destination among the members of the group (";
   for (size_t i = 0; i < names.size(); ++i) {
     text += (i ? ", " : "") + names[i];
   }

@@ -1,5 +1,5 @@
-// The threads of an agent. Each thread waits for an event of the transport and handles the event itself, so no message is
-// passed from one thread to another.
+// The threads of an agent. Each thread waits for an event of the transport and handles the event itself, so no message
+// is passed from one thread to another.
 //
 // At least one thread is always waiting for events: if no other thread waits, a thread that has taken an event starts
 // one before it handles the event. So answers are received even if all other threads wait for answers.
@@ -39,8 +39,8 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
     int from = -1;
     uint64_t bytes = 0;  // of its message
     bool may_be_refused = false;
-    bool may_be_held = false;  // until its caller has read earlier answers
-    std::function<std::string()> name;  // returns what runs; called with the lock of the pool
+    bool may_be_held = false;                     // until its caller has read earlier answers
+    std::function<std::string()> name;            // returns what runs; called with the lock of the pool
     std::chrono::steady_clock::time_point since;  // when it began to wait for a thread
   };
 
@@ -75,8 +75,9 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   // can be started.
   void start(const Handle& handle);
 
-  // Runs a request now, or later when fewer requests run and its caller has read its answers. Call it on a thread of the
-  // pool. Returns false and leaves `request` unchanged if it may be refused and too many bytes from the same worker wait.
+  // Runs a request now, or later when fewer requests run and its caller has read its answers. Call it on a thread of
+  // the pool. Returns false and leaves `request` unchanged if it may be refused and too many bytes from the same worker
+  // wait.
   bool run_request(Request& request);
 
   // Runs a job on an idle or a new thread. May be called on any thread.
@@ -92,9 +93,9 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   // that still run afterwards.
   void stop(double seconds);
 
-  // Closes the transports of all pools of this process, and waits up to `seconds` for their threads. Those that still run
-  // get SystemExit in their Python code, and half as long again. Then they are halted; see PythonState::halt_others().
-  // Call it without the GIL before the interpreter ends.
+  // Closes the transports of all pools of this process, and waits up to `seconds` for their threads. Those that still
+  // run get SystemExit in their Python code, and half as long again. Then they are halted; see
+  // PythonState::halt_others(). Call it without the GIL before the interpreter ends.
   static void stop_all(double seconds);
 
   // Whether this thread belongs to a pool.
@@ -139,7 +140,7 @@ class ThreadPool : public std::enable_shared_from_this<ThreadPool> {
   size_t free_ = 0;   // threads that wait for a post; another thread may take the post first
   size_t doing_ = 0;  // threads that run posts or wait for one
   std::deque<Request> backlog_;
-  std::deque<Request> held_;  // requests from workers that have not read their earlier answers
+  std::deque<Request> held_;                         // requests from workers that have not read their earlier answers
   std::unordered_map<int, uint64_t> backlog_bytes_;  // bytes of backlog_ and held_, by sender
   Threads alive_;
   Threads dead_;

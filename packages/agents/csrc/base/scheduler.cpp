@@ -21,7 +21,9 @@ void ThreadedScheduler::start() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!watching_ && !stopped_) {
     // All threads are detached: the last of them may end while the process exits. They keep this object alive.
-    std::thread([self = shared_from_this()] { contained("in the thread of the scheduler", [&] { self->watch(); }); }).detach();
+    std::thread([self = shared_from_this()] {
+      contained("in the thread of the scheduler", [&] { self->watch(); });
+    }).detach();
     watching_ = true;
     ++threads_;
   }
@@ -29,7 +31,8 @@ void ThreadedScheduler::start() {
 
 Scheduler::Key ThreadedScheduler::after(double seconds, Job job) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto wait = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, kLongest)));
+  const auto wait =
+      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, kLongest)));
   const Key key{Clock::now() + wait, ++next_};
   if (stopped_) {
     return key;

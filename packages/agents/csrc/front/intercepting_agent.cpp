@@ -198,7 +198,7 @@ InterceptingAgent::~InterceptingAgent() {
 }
 
 c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
-                                                             float rpc_timeout_seconds, const DeviceMap& device_map) {
+                                                           float rpc_timeout_seconds, const DeviceMap& device_map) {
   const auto default_timeout = rpcTimeout_.load();
   if (inner_->getRpcTimeout() != default_timeout) {
     inner_->setRpcTimeout(default_timeout);  // Python sets the timeout of the installed agent only
@@ -217,10 +217,10 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
 }
 
 c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::record_and_send(const WorkerInfo& to,
-                                                                        c10::intrusive_ptr<Message> message,
-                                                                        float rpc_timeout_seconds,
-                                                                        std::chrono::milliseconds timeout,
-                                                                        const DeviceMap& device_map) {
+                                                                      c10::intrusive_ptr<Message> message,
+                                                                      float rpc_timeout_seconds,
+                                                                      std::chrono::milliseconds timeout,
+                                                                      const DeviceMap& device_map) {
   if (!call_log_) {
     return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, {});
   }
@@ -241,8 +241,8 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::record_and_send(const Work
   FuturePtr answer;
   try {
     answer = agent_records
-        ? transport_agent_->send(to, std::move(message), rpc_timeout_seconds, device_map, contexts, place)
-        : pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, contexts);
+                 ? transport_agent_->send(to, std::move(message), rpc_timeout_seconds, device_map, contexts, place)
+                 : pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, contexts);
   } catch (const std::exception& error) {
     call_log_->failed(place, error.what());
     throw;
@@ -264,10 +264,9 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::record_and_send(const Work
 }
 
 c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
-                                                                float rpc_timeout_seconds,
-                                                                std::chrono::milliseconds timeout,
-                                                                const DeviceMap& device_map,
-                                                                const Contexts& contexts) {
+                                                              float rpc_timeout_seconds,
+                                                              std::chrono::milliseconds timeout,
+                                                              const DeviceMap& device_map, const Contexts& contexts) {
   if (!interceptors_->wants(Direction::kOutgoing)) {
     return contexts.empty() ? inner_->send(to, std::move(message), rpc_timeout_seconds, device_map)
                             : transport_agent_->send(to, std::move(message), rpc_timeout_seconds, device_map, contexts);

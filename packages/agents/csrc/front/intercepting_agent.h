@@ -48,7 +48,8 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   DeviceMap getDeviceMap(const WorkerInfo& to) const override;
   const std::vector<c10::Device>& getDevices() const override;
 
-  // Records the requests that this worker sends, and those that arrive at a TransportAgent; only before the agent starts.
+  // Records the requests that this worker sends, and those that arrive at a TransportAgent; only before the agent
+  // starts.
   void record(std::shared_ptr<Recorder> recorder);
   // Reports the calls as spans and metrics; only before the agent starts.
   void report(std::shared_ptr<Telemetry> telemetry);
@@ -78,9 +79,9 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   const std::shared_ptr<RpcAgent> inner_;
   const std::shared_ptr<TransportAgent> transport_agent_;  // the same agent if it is a TransportAgent, or else null
   const std::shared_ptr<InterceptorChain> interceptors_;
-  std::shared_ptr<Recorder> recorder_;        // null if there is none
-  std::shared_ptr<CallLog> call_log_;         // null if calls are neither recorded nor reported
-  std::shared_ptr<Telemetry> telemetry_;      // null if calls are not reported
+  std::shared_ptr<Recorder> recorder_;         // null if there is none
+  std::shared_ptr<CallLog> call_log_;          // null if calls are neither recorded nor reported
+  std::shared_ptr<Telemetry> telemetry_;       // null if calls are not reported
   std::shared_ptr<FailedCalls> failed_calls_;  // delays the errors of calls; null if nothing does
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 };

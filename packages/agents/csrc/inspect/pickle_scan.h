@@ -9,7 +9,8 @@
 
 namespace rpc_backends {
 
-// A pickle from Python without the opcodes PROTO and FRAME, which contains the pickle's length; empty if it has no frame.
+// A pickle from Python without the opcodes PROTO and FRAME, which contains the pickle's length; empty if it has no
+// frame.
 inline std::string_view without_frame(std::string_view pickle) {
   constexpr size_t kProto = 2;
   constexpr size_t kFrame = 9;

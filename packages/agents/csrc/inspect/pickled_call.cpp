@@ -17,8 +17,8 @@ constexpr std::string_view kInvokes[] = {"torch.distributed.rpc.rref_proxy._loca
 constexpr std::string_view kForwards = "_remote_module_non_scriptable._remote_forward";
 constexpr std::string_view kCreates = "torch.distributed.nn.api.remote_module._create_module";
 
-// The pickle of an RRef is a tuple: its owner, the two numbers of its id, the two numbers of the id of this reference to
-// it, the parent, and the type as a text.
+// The pickle of an RRef is a tuple: its owner, the two numbers of its id, the two numbers of the id of this reference
+// to it, the parent, and the type as a text.
 constexpr size_t kNumbersOfRRef = 6;
 
 std::string short_name(std::string_view name) {

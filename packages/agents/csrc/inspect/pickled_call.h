@@ -45,8 +45,8 @@ std::optional<RRefId> asked_class(std::string_view pickle);
 // The name of the class that a pickle consists of; empty if it holds anything else.
 std::string pickled_class(std::string_view pickle);
 
-// The pickle of the call in torch's pickle of a remote call, which creates an RRef. Sets `created`, if it is not null, to
-// the id of the RRef, if it can be read.
+// The pickle of the call in torch's pickle of a remote call, which creates an RRef. Sets `created`, if it is not null,
+// to the id of the RRef, if it can be read.
 std::string_view remote_call(std::string_view pickle, std::optional<RRefId>* created = nullptr);
 
 }  // namespace rpc_backends

@@ -210,8 +210,7 @@ void add_tensor(SipHash& hash, const at::Tensor& tensor) {
   if (tensor.layout() == c10::kSparse) {
     add_tensor(hash, tensor._indices());
     add_tensor(hash, tensor._values());
-  } else if (tensor.layout() == c10::kStrided && tensor.is_cpu() && tensor.numel() > 0 &&
-             lies_in_its_storage(tensor)) {
+  } else if (tensor.layout() == c10::kStrided && tensor.is_cpu() && tensor.numel() > 0 && lies_in_its_storage(tensor)) {
     // The elements in order, independent of strides, so that equal tensors have equal digests.
     const at::Tensor whole = tensor.is_contiguous() ? tensor : tensor.contiguous();
     add_contents(hash, whole.const_data_ptr(), whole.numel() * whole.element_size());

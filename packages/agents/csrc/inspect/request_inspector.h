@@ -1,5 +1,5 @@
-// Reads the properties of a request from its bytes without unpickling: its type, the types of its wrappers, the function
-// that it calls, and a digest that is equal for equal requests.
+// Reads the properties of a request from its bytes without unpickling: its type, the types of its wrappers, the
+// function that it calls, and a digest that is equal for equal requests.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>
@@ -24,8 +24,8 @@ struct InspectedRequest {
 
 InspectedRequest inspect(const torch::distributed::rpc::Message& message);
 
-// The name of the function that a request calls: MODULE.QUALNAME of a Python function, MODULE.CLASS.METHOD of a method that
-// is called through an RRef or a RemoteModule (RRef.METHOD or RemoteModule.METHOD if the class is not known),
+// The name of the function that a request calls: MODULE.QUALNAME of a Python function, MODULE.CLASS.METHOD of a method
+// that is called through an RRef or a RemoteModule (RRef.METHOD or RemoteModule.METHOD if the class is not known),
 // torch.ops.aten.NAME of a builtin operator, or the name of a TorchScript function. Empty if there is none or it cannot
 // be read.
 std::string function_of(const InspectedRequest& request);

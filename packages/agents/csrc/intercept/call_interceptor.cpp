@@ -204,9 +204,11 @@ Function for_thread(const py::object& function, Call call) {
 void bind_call_interceptor(py::module_& module) {
   py::class_<Call, std::shared_ptr<Call>>(module, "Call", py::module_local())
       .def_property_readonly(
-          "direction", [](const Call& call) { return call.direction == Direction::kOutgoing ? "outgoing" : "incoming"; })
+          "direction",
+          [](const Call& call) { return call.direction == Direction::kOutgoing ? "outgoing" : "incoming"; })
       .def_property_readonly("type", [](const Call& call) { return type_name(call.type); })
-      .def_property_readonly("timeout", [](const Call& call) { return static_cast<double>(call.timeout.count()) / 1000; })
+      .def_property_readonly("timeout",
+                             [](const Call& call) { return static_cast<double>(call.timeout.count()) / 1000; })
       .def_property_readonly("peer", [](const Call& call) { return for_python(call.peer); })
       .def_property_readonly("worker", [](const Call& call) { return for_python(call.worker); })
       .def_property_readonly("function", [](const Call& call) { return for_python(call.function); })

@@ -206,7 +206,8 @@ class PassingRequest final : public Request, public Decision, public std::enable
 
   void attach(std::string_view context) override {
     if (is_decided() || call_->direction_ == Direction::kIncoming) {
-      throw std::logic_error("the interceptor '" + name() + "' may call attach() only on an outgoing request, and "
+      throw std::logic_error("the interceptor '" + name() +
+                             "' may call attach() only on an outgoing request, and "
                              "before its decision");
     }
     Contexts all;
@@ -258,9 +259,9 @@ class PassingRequest final : public Request, public Decision, public std::enable
       throw std::invalid_argument("answer() needs a response type, but " + std::to_string(type) + " is not one");
     }
     const Deciding deciding(*this);
-    come_back(back_, completed(c10::make_intrusive<Message>(std::vector<char>(payload.begin(), payload.end()),
-                                                            std::vector<at::Tensor>(),
-                                                            static_cast<MessageType>(type))));
+    come_back(back_,
+              completed(c10::make_intrusive<Message>(std::vector<char>(payload.begin(), payload.end()),
+                                                     std::vector<at::Tensor>(), static_cast<MessageType>(type))));
   }
 
   void drop() override {
@@ -314,9 +315,7 @@ class PassingAnswer final : public Answer, public Decision {
   std::string_view payload() const override {
     return is_error() ? std::string_view() : std::string_view(message().payload().data(), message().payload().size());
   }
-  uint64_t bytes() const override {
-    return is_error() ? 0 : bytes_of(message());
-  }
+  uint64_t bytes() const override { return is_error() ? 0 : bytes_of(message()); }
 
   void pass() override {
     const Deciding deciding(*this);
@@ -366,8 +365,7 @@ void InterceptedCall::begin(MessagePtr message) {
   advance(0, std::make_shared<MessageHead>(shared_from_this(), std::move(message)), nullptr);
 }
 
-void InterceptedCall::advance(size_t step, const std::shared_ptr<MessageHead>& message,
-                              const PassingRequestPtr& from) {
+void InterceptedCall::advance(size_t step, const std::shared_ptr<MessageHead>& message, const PassingRequestPtr& from) {
   const auto& installed = chain_->installed();
   for (; step < installed.size(); ++step) {
     const size_t position = direction_ == Direction::kOutgoing ? step : installed.size() - 1 - step;

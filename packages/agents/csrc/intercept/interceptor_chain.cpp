@@ -28,7 +28,8 @@ void InterceptorChain::add(std::shared_ptr<Interceptor> interceptor, const std::
   }
   const auto is_it = [&](const Installed& other) { return other.name == name; };
   if (std::any_of(installed_.begin(), installed_.end(), is_it)) {
-    throw std::invalid_argument("an interceptor named '" + name + "' is already in front of this agent; choose another "
+    throw std::invalid_argument("an interceptor named '" + name +
+                                "' is already in front of this agent; choose another "
                                 "name");
   }
   installed_.push_back({order, name, std::move(interceptor)});

@@ -48,8 +48,7 @@ std::function<void(Arguments...)> from_cpp(py::function function,
 // Wraps a callback; exceptions are logged, because no caller could handle them.
 template <typename... Arguments>
 std::function<void(Arguments...)> callback(py::function function, const char* name) {
-  return from_cpp<Arguments...>(std::move(function),
-                                [name](py::error_already_set& /*error*/) { note_thrown(name); });
+  return from_cpp<Arguments...>(std::move(function), [name](py::error_already_set& /*error*/) { note_thrown(name); });
 }
 
 // In a forked child, an agent is neither stopped nor destroyed: its threads do not exist there, and the locks that they
@@ -112,8 +111,8 @@ bool decides_incoming(const Interceptor& interceptor) {
 
 PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed.rpc");  // registers the base class
-  py::module_::import("rpc_backends_core.spi").attr("at_exit")(
-      py::cpp_function([] { ThreadPool::stop_all(kExitTimeout); }, Unlocked()));
+  py::module_::import("rpc_backends_core.spi")
+      .attr("at_exit")(py::cpp_function([] { ThreadPool::stop_all(kExitTimeout); }, Unlocked()));
   limit_own_to_here();
   bind_transports(module);
   bind_call_interceptor(module);
@@ -135,21 +134,24 @@ PYBIND11_MODULE(_C, module) {
       .def("learn", &TransportAgent::learn, Unlocked(), py::arg("worker_id"), py::arg("name"), py::arg("address"))
       .def("join", &TransportAgent::join, Unlocked(), py::arg("shutdown") = false, py::arg("timeout") = 0.0F)
       .def("finish", &TransportAgent::finish, Unlocked(), py::arg("timeout"))
-      .def("shutdown",
-           [](TransportAgent& self) {
-             if (!self.is_forked()) {
-               self.shutdown();
-             }
-           },
-           Unlocked())
+      .def(
+          "shutdown",
+          [](TransportAgent& self) {
+            if (!self.is_forked()) {
+              self.shutdown();
+            }
+          },
+          Unlocked())
       .def("get_worker_info", [](const TransportAgent& self) { return self.RpcAgent::getWorkerInfo(); })
-      .def("get_worker_info",
-           [](const TransportAgent& self, const std::string& name) { return self.getWorkerInfo(name); }, Unlocked())
-      .def("get_worker_info",
-           [](const TransportAgent& self, int id) {
-             return self.getWorkerInfo(static_cast<torch::distributed::rpc::worker_id_t>(id));
-           },
-           Unlocked())
+      .def(
+          "get_worker_info",
+          [](const TransportAgent& self, const std::string& name) { return self.getWorkerInfo(name); }, Unlocked())
+      .def(
+          "get_worker_info",
+          [](const TransportAgent& self, int id) {
+            return self.getWorkerInfo(static_cast<torch::distributed::rpc::worker_id_t>(id));
+          },
+          Unlocked())
       .def("get_worker_infos", &TransportAgent::getWorkerInfos, Unlocked())
       .def("add_member", [](TransportAgent& self, const std::string& name, int id) { self.members().add(name, id); })
       .def("remove_member", &TransportAgent::forget, Unlocked(), py::arg("worker_id"), py::arg("reason"))
@@ -170,30 +172,35 @@ PYBIND11_MODULE(_C, module) {
              return deleted_unless_forked(new InterceptingAgent(std::move(inner)));
            }),
            py::arg("inner"))
-      .def("shutdown",
-           [](InterceptingAgent& self) {
-             if (!self.is_forked()) {
-               self.shutdown();
-             }
-           },
-           Unlocked())
-      .def("add_interceptor",
-           [](InterceptingAgent& self, const py::object& interceptor, const std::string& name, int order) {
-             auto native = take_capsule<Interceptor>(interceptor, "__rpc_interceptor__", kInterceptorCapsule, "interceptor");
-             if (!self.shows_incoming() && decides_incoming(*native)) {
-               throw std::runtime_error(
-                   "the interceptor '" + name + "' decides calls that arrive, and this backend's agent does not show them "
-                   "(torch's TENSORPIPE does not), so every call would pass. Use a backend of rpc-backends-agents, such "
-                   "as ZEROMQ or UCX, or decide calls where they are made (on_outgoing, Direction::kOutgoing).");
-             }
-             self.interceptors().add(std::move(native), name, order);
-           },
-           py::arg("interceptor"), py::arg("name"), py::arg("order"))
+      .def(
+          "shutdown",
+          [](InterceptingAgent& self) {
+            if (!self.is_forked()) {
+              self.shutdown();
+            }
+          },
+          Unlocked())
+      .def(
+          "add_interceptor",
+          [](InterceptingAgent& self, const py::object& interceptor, const std::string& name, int order) {
+            auto native =
+                take_capsule<Interceptor>(interceptor, "__rpc_interceptor__", kInterceptorCapsule, "interceptor");
+            if (!self.shows_incoming() && decides_incoming(*native)) {
+              throw std::runtime_error(
+                  "the interceptor '" + name +
+                  "' decides calls that arrive, and this backend's agent does not show them "
+                  "(torch's TENSORPIPE does not), so every call would pass. Use a backend of rpc-backends-agents, such "
+                  "as ZEROMQ or UCX, or decide calls where they are made (on_outgoing, Direction::kOutgoing).");
+            }
+            self.interceptors().add(std::move(native), name, order);
+          },
+          py::arg("interceptor"), py::arg("name"), py::arg("order"))
       .def("answering_worker", &InterceptingAgent::answering_worker)
       .def("record_calls", &InterceptingAgent::record, py::arg("recorder"))
       .def("report_calls", &InterceptingAgent::report, py::arg("telemetry"))
-      .def("settle", [](InterceptingAgent& self, double timeout) { self.interceptors().settle(timeout); },
-           py::arg("timeout") = 0.0, Unlocked());
+      .def(
+          "settle", [](InterceptingAgent& self, double timeout) { self.interceptors().settle(timeout); },
+          py::arg("timeout") = 0.0, Unlocked());
 
   module.def("send_warnings_to", [](py::function sink) {
     send_warnings_to(from_cpp<const std::string&>(std::move(sink), [](py::error_already_set& error) {

@@ -75,18 +75,23 @@ PYBIND11_MODULE(_native_transport, module) {
   rpc_backends::bind_part(module);
   py::class_<NativeTransport>(module, "NativeTransport", py::module_local())
       .def(py::init<const py::object&>(), py::arg("transport"))
-      .def("listen", [](NativeTransport& self, int id, const std::string& name) { return self.get().listen(id, name); },
-           release())
-      .def("learn",
-           [](NativeTransport& self, int peer, const std::string& name, const std::string& address) {
-             self.get().learn(peer, name, address);
-           },
-           release())
+      .def(
+          "listen", [](NativeTransport& self, int id, const std::string& name) { return self.get().listen(id, name); },
+          release())
+      .def(
+          "learn",
+          [](NativeTransport& self, int peer, const std::string& name, const std::string& address) {
+            self.get().learn(peer, name, address);
+          },
+          release())
       .def("send", &NativeTransport::send)
       .def("receive", &NativeTransport::receive)
-      .def("forget", [](NativeTransport& self, int peer) { self.get().forget(peer); }, release())
-      .def("reject", [](NativeTransport& self, int peer, const std::string& reason) { self.get().reject(peer, reason); },
-           release())
-      .def("close", [](NativeTransport& self, double linger) { self.get().close(linger); }, release())
+      .def(
+          "forget", [](NativeTransport& self, int peer) { self.get().forget(peer); }, release())
+      .def(
+          "reject", [](NativeTransport& self, int peer, const std::string& reason) { self.get().reject(peer, reason); },
+          release())
+      .def(
+          "close", [](NativeTransport& self, double linger) { self.get().close(linger); }, release())
       .def("metrics", [](NativeTransport& self) { return self.get().metrics(); }, release());
 }

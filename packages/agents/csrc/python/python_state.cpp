@@ -47,8 +47,8 @@ void halt(int /*signal*/) {
   }
 }
 
-// The state of a thread as the kernel shows it, 'S' if it sleeps in a system call that a signal interrupts; 0 if there is
-// no such thread in this process.
+// The state of a thread as the kernel shows it, 'S' if it sleeps in a system call that a signal interrupts; 0 if there
+// is no such thread in this process.
 char state_of(pid_t thread) {
   const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
   std::FILE* const file = std::fopen(path.c_str(), "re");
@@ -64,7 +64,7 @@ char state_of(pid_t thread) {
 
 // Returns a signal that the program does not use, with halt() as its handler; 0 if there is none.
 int prepare_signal() {
-  struct sigaction action {};
+  struct sigaction action{};
   for (int signal = SIGRTMAX; signal >= SIGRTMIN; --signal) {
     if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
       action = {};

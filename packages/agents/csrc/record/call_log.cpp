@@ -104,8 +104,8 @@ RecordedCall::State state_of_error(std::string_view text) {
   }
   // ZEROMQ and UCX; TENSORPIPE.
   return says("is lost") || says("connection") || says("eof") || says("EOF") || says("ECONNRE") || says("EPIPE")
-      ? RecordedCall::State::kLost
-      : RecordedCall::State::kFailed;
+             ? RecordedCall::State::kLost
+             : RecordedCall::State::kFailed;
 }
 
 const char* name_of(RecordedCall::State state) {
@@ -146,7 +146,7 @@ CallLog::Place* CallLog::take_place() {
   const auto take = [](Place& place) {
     uint64_t free = kFree;
     return place.number.load(std::memory_order_relaxed) == kFree &&
-        place.number.compare_exchange_strong(free, kTaken, std::memory_order_acquire);
+           place.number.compare_exchange_strong(free, kTaken, std::memory_order_acquire);
   };
   Place* const freed = freed_.load(std::memory_order_acquire);
   if (freed != nullptr && take(*freed)) {

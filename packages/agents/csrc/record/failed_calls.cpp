@@ -15,7 +15,8 @@ FailedCalls::FuturePtr FailedCalls::watch(const std::shared_ptr<FailedCalls>& ca
   answer->addCallback([calls, log, place, shown](torch::distributed::rpc::JitFuture& done) {
     if (!done.hasError()) {
       log->end(place, &done, CallLog::now_us());
-      contained("in a callback at the end of a call", [&] { shown->markCompleted(done.constValue(), done.storages()); });
+      contained("in a callback at the end of a call",
+                [&] { shown->markCompleted(done.constValue(), done.storages()); });
       return;
     }
     Failed failed{log, place, FuturePtr::reclaim_copy(&done), shown};

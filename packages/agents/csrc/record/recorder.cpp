@@ -56,7 +56,7 @@ void write_call(Json& json, const RecordedCall& call, const CallLog& log, const 
       .field("number", call.number)
       .field("call", call.call)
       .field("direction", call.incoming ? "incoming" : "outgoing")
-      .field("peer", call.peer != 0               ? Names::instance().name_of(call.peer)
+      .field("peer", call.peer != 0            ? Names::instance().name_of(call.peer)
                      : member != members.end() ? member->second
                                                : std::string())
       .field("peer_id", call.peer_id)
@@ -157,11 +157,11 @@ void dump_stacks(int file, int signal) {
     const long child = ::syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr);
     if (child == 0) {  // only system calls from here on
       for (const int fatal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL}) {
-        struct sigaction plain {};
+        struct sigaction plain{};
         plain.sa_handler = SIG_DFL;
         ::sigaction(fatal, &plain, nullptr);
       }
-      ::prctl(PR_SET_DUMPABLE, 0);  // no core file
+      ::prctl(PR_SET_DUMPABLE, 0);                                                  // no core file
       ::syscall(SYS_tgkill, ::syscall(SYS_getpid), ::syscall(SYS_gettid), signal);  // handled before this returns
       write_holder(file, gil_holder());
       ::_exit(0);
@@ -204,7 +204,7 @@ std::string Recorder::stacks() const {
 }
 
 void Recorder::take_signal() {
-  struct sigaction ours {};
+  struct sigaction ours{};
   ours.sa_handler = on_signal;
   ours.sa_flags = SA_RESTART;
   if (::sigaction(SIGUSR1, nullptr, &before_) != 0 || (before_.sa_flags & SA_SIGINFO) != 0 ||
@@ -216,7 +216,7 @@ void Recorder::take_signal() {
 }
 
 void Recorder::give_signal_back() {
-  struct sigaction now {};
+  struct sigaction now{};
   if (std::exchange(takes_signal_, false) && ::sigaction(SIGUSR1, nullptr, &now) == 0 && now.sa_handler == on_signal) {
     ::sigaction(SIGUSR1, &before_, nullptr);
     signalled = -1;
@@ -237,7 +237,7 @@ std::string Recorder::dump(const std::string& reason) const {
 std::string Recorder::write_dump(const std::string& reason) const {
   const std::string text = state(Extent::kAll, reason);
   const std::string path = server_.dumps + "/" + server_.host + "-" + std::to_string(::getpid()) + "-" + worker_ + "-" +
-      std::to_string(dumps_written % kMostDumps + 1) + ".json";
+                           std::to_string(dumps_written % kMostDumps + 1) + ".json";
   const std::string partial = path + ".partial";
   // Names of functions and workers are not for other users.
   const int file = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -404,9 +404,7 @@ void Recorder::answer(int connection) const {
   if (::recv(connection, &wanted, 1, 0) != 1) {
     return;
   }
-  const std::string text = state(wanted == 'a'     ? Extent::kAll
-                                 : wanted == 'l' ? Extent::kLast
-                                                 : Extent::kShort);
+  const std::string text = state(wanted == 'a' ? Extent::kAll : wanted == 'l' ? Extent::kLast : Extent::kShort);
   for (size_t sent = 0; sent < text.size();) {
     const ssize_t now = ::send(connection, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
     if (now <= 0) {
@@ -431,18 +429,20 @@ void bind_recorder(pybind11::module_& module) {
            py::arg("stack_signal"), py::arg("backend"), py::arg("group"), py::arg("group_id"), py::arg("host"),
            py::arg("dumps"), py::arg("dump_at_end"))
       .def("dump", &Recorder::dump, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
-      .def("wait_for_failures",
-           [](Recorder& self, double seconds) {
-             self.set_wants_gil(false);
-             const py::gil_scoped_release release;
-             const int failures = self.failed_calls()->wait(seconds);
-             self.set_wants_gil(true);
-             return failures;
-           },
-           py::arg("seconds"))
+      .def(
+          "wait_for_failures",
+          [](Recorder& self, double seconds) {
+            self.set_wants_gil(false);
+            const py::gil_scoped_release release;
+            const int failures = self.failed_calls()->wait(seconds);
+            self.set_wants_gil(true);
+            return failures;
+          },
+          py::arg("seconds"))
       .def("begin_explanation", [](Recorder& self) { self.set_wants_gil(false); })
-      .def("explain", [](const Recorder& self, const std::string& text) { self.failed_calls()->explain(text); },
-           py::arg("text"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "explain", [](const Recorder& self, const std::string& text) { self.failed_calls()->explain(text); },
+          py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("show", &Recorder::show, py::arg("worker"), py::arg("rank"), py::arg("world_size"))
       .def("join_group", &Recorder::join_group, py::arg("group_id"))
       .def("fail", &Recorder::fail, py::arg("error"))

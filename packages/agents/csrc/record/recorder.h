@@ -3,9 +3,8 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
-#include <torch/csrc/distributed/rpc/rpc_agent.h>
-
 #include <signal.h>
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
 
 #include <atomic>
 #include <chrono>
@@ -27,11 +26,11 @@ class Recorder final : public std::enable_shared_from_this<Recorder> {
  public:
   // What the socket needs; Python makes these.
   struct Server {
-    int listener = -1;      // a listening Unix socket
-    int stack_file = -1;    // faulthandler writes stacks to this file...
-    int stack_signal = 0;   // ...when this signal arrives
+    int listener = -1;     // a listening Unix socket
+    int stack_file = -1;   // faulthandler writes stacks to this file...
+    int stack_signal = 0;  // ...when this signal arrives
     std::string backend;
-    std::string group;  // the address where the workers of the group meet
+    std::string group;     // the address where the workers of the group meet
     std::string group_id;  // equal for the workers of the group, and no others; empty if it is not known
     std::string host;
     std::string dumps;  // the folder for dumps; empty if the worker writes none
@@ -58,8 +57,8 @@ class Recorder final : public std::enable_shared_from_this<Recorder> {
   // Null if the worker writes no dumps: failed calls then have no explanation in their errors.
   std::shared_ptr<FailedCalls> explained_calls() const { return server_.dumps.empty() ? nullptr : failed_calls_; }
   const std::shared_ptr<FailedCalls>& failed_calls() const { return failed_calls_; }
-  // Between set_wants_gil(true) and set_wants_gil(false), the thread of dumps.Watcher waits for the GIL, or has it for a
-  // moment.
+  // Between set_wants_gil(true) and set_wants_gil(false), the thread of dumps.Watcher waits for the GIL, or has it for
+  // a moment.
   void set_wants_gil(bool wants) { wants_gil_since_us_ = wants ? CallLog::now_us() : 0; }
   // Writes a dump, unless it has just written one; returns the path of the last one. Throws std::system_error.
   std::string dump(const std::string& reason) const;
@@ -96,7 +95,7 @@ class Recorder final : public std::enable_shared_from_this<Recorder> {
   mutable std::mutex stacks_mutex_, dump_mutex_;
   mutable std::string last_dump_;
   mutable std::chrono::steady_clock::time_point dumped_;
-  struct sigaction before_ {};
+  struct sigaction before_{};
   bool takes_signal_ = false;
   std::thread thread_;
 };

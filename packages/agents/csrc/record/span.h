@@ -33,13 +33,14 @@ std::string write_span(const SpanContext& context);
 // Returns kNone if the bytes, which come from another worker, are not valid.
 SpanContext read_span(std::string_view bytes);
 
-// The span that this thread works in: a span of the program, the request that the thread serves, or the span in which the
-// autograd engine was started for this thread's work.
+// The span that this thread works in: a span of the program, the request that the thread serves, or the span in which
+// the autograd engine was started for this thread's work.
 SpanContext current_span();
 // Sets the program's span of this thread; kNone if the program has none.
 void set_program_span(const SpanContext& context);
 
-// While it exists, this thread works in a span, and so does what torch starts on other threads with this thread's state.
+// While it exists, this thread works in a span, and so does what torch starts on other threads with this thread's
+// state.
 class InSpan {
  public:
   explicit InSpan(const SpanContext& context);

@@ -36,7 +36,7 @@ uint64_t random_id() {
 // Torch sends these by itself at any time, so they belong to no trace.
 bool is_housekeeping(int32_t type) {
   return type == kRRefUserDelete || type == kRRefForkRequest || type == kRRefChildAccept ||
-      type == kCleanupAutogradContextRequest;
+         type == kCleanupAutogradContextRequest;
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ std::vector<Telemetry::EndedSpan> Telemetry::take_spans() {
 
 size_t Telemetry::Hash::operator()(const Key& key) const noexcept {
   uint64_t mixed = (uint64_t{key.function} << 32) ^ (uint64_t{static_cast<uint32_t>(key.peer_id)} << 20) ^
-      (uint64_t{key.type} << 4) ^ (uint64_t{key.incoming} << 3) ^ static_cast<uint64_t>(key.state);
+                   (uint64_t{key.type} << 4) ^ (uint64_t{key.incoming} << 3) ^ static_cast<uint64_t>(key.state);
   mixed *= 0x9e3779b97f4a7c15;
   return static_cast<size_t>(mixed >> 20);
 }

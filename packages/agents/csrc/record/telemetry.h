@@ -23,9 +23,9 @@ class Telemetry {
  public:
   // The upper bounds of the histogram of durations, in microseconds. From 5 ms on, they are those of OpenTelemetry's
   // conventions for RPC.
-  static constexpr std::array<int64_t, 19> kBounds = {50,     100,     250,     500,     1'000,     2'500,     5'000,
-                                                      10'000, 25'000,  50'000,  75'000,  100'000,   250'000,   500'000,
-                                                      750'000, 1'000'000, 2'500'000, 5'000'000, 10'000'000};
+  static constexpr std::array<int64_t, 19> kBounds = {
+      50,     100,     250,     500,     1'000,   2'500,     5'000,     10'000,    25'000,    50'000,
+      75'000, 100'000, 250'000, 500'000, 750'000, 1'000'000, 2'500'000, 5'000'000, 10'000'000};
 
   // Calls that differ only in their times and sizes.
   struct Series {
@@ -55,8 +55,8 @@ class Telemetry {
 
   // Sets the share of new traces that are sampled, from 0 to 1. A call inside of a trace does what the trace does.
   void sample(double ratio);
-  // Makes the span of a call of this type that starts now. It has no ids if the trace is not sampled, and it is kNone if
-  // calls of this type are not traced.
+  // Makes the span of a call of this type that starts now. It has no ids if the trace is not sampled, and it is kNone
+  // if calls of this type are not traced.
   Span start(const SpanContext& parent, int32_t type) const;
   // Takes the end of a call.
   void end(const RecordedCall& call, const Span& span, const std::string& error);

@@ -72,15 +72,15 @@ void FailedRRefs::release() {
   }
   for (const Failed& each : failed) {
     // torch throws if it does not know the RRef. Elsewhere it deletes RRefs with the GIL, and then takes a lock that it
-    // also holds while it sends a message, for which a transport in Python needs the GIL. So the GIL comes first here too.
+    // also holds while it sends a message, for which a transport in Python needs the GIL. So the GIL comes first here
+    // too.
     const WithGil gil;
-    const auto error =
-        error_in([&] {
-          if (each.may_be_first) {
-            keep(each.id, kUnknownError);
-          }
-          rpc::RRefContext::getInstance().delPendingUser(each.id);
-        });
+    const auto error = error_in([&] {
+      if (each.may_be_first) {
+        keep(each.id, kUnknownError);
+      }
+      rpc::RRefContext::getInstance().delPendingUser(each.id);
+    });
     if (error && each.attempts < kMostAttempts) {
       add({each.id, each.may_be_first, each.attempts + 1});
     }

@@ -1,7 +1,7 @@
 // RRefs that rpc.remote() could not create. torch keeps each of them for the life of the process, unless the call has
 // timed out: it removes an RRef from those that wait for their owner when the owner has answered, and the callback that
-// should do so after an error throws first. These small objects lie between large tensors in the memory of malloc(), which
-// therefore can neither reuse nor return that memory.
+// should do so after an error throws first. These small objects lie between large tensors in the memory of malloc(),
+// which therefore can neither reuse nor return that memory.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/types.h>

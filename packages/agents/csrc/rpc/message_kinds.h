@@ -13,8 +13,8 @@ using torch::distributed::rpc::MessageType;
 // places where waiting is not possible.
 inline bool is_of_a_program(int32_t type) {
   return type == MessageType::SCRIPT_CALL || type == MessageType::PYTHON_CALL ||
-      type == MessageType::SCRIPT_REMOTE_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
-      type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
+         type == MessageType::SCRIPT_REMOTE_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
+         type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
 }
 
 // Requests that torch retries, on a thread of its own, when they fail. When the last attempt has failed, RRefContext
@@ -22,7 +22,7 @@ inline bool is_of_a_program(int32_t type) {
 // process. So the agent fails the future a little later, on one of its own threads.
 inline bool is_retried_by_torch(int32_t type) {
   return type == MessageType::RREF_USER_DELETE || type == MessageType::RREF_FORK_REQUEST ||
-      type == MessageType::RREF_CHILD_ACCEPT || type == MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ;
+         type == MessageType::RREF_CHILD_ACCEPT || type == MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ;
 }
 
 // torch's own requests whose answers may be large.
@@ -38,8 +38,8 @@ inline bool has_result(int32_t type) {
 // Messages for which torch takes the GIL.
 inline bool is_python(int32_t type) {
   return type == MessageType::PYTHON_CALL || type == MessageType::PYTHON_REMOTE_CALL ||
-      type == MessageType::PYTHON_RREF_FETCH_CALL || type == MessageType::PYTHON_RET ||
-      type == MessageType::PYTHON_RREF_FETCH_RET;
+         type == MessageType::PYTHON_RREF_FETCH_CALL || type == MessageType::PYTHON_RET ||
+         type == MessageType::PYTHON_RREF_FETCH_RET;
 }
 
 }  // namespace rpc_backends

@@ -50,8 +50,8 @@ py::object to_here(const rpc::PyRRef& rref, float timeout) {
     const auto owned = rpc::fromRRefInterface(rref.toIValue().toRRef());
     // torch's to_here() throws if the creation has timed out.
     if (owned && !owned->getTimedOut() && !owned->hasValue() && !wait_for(*owned->getFuture(), timeout)) {
-      throw std::runtime_error(timeout_text(
-          std::chrono::milliseconds(static_cast<int64_t>(timeout * rpc::kSecToMsConversion))));
+      throw std::runtime_error(
+          timeout_text(std::chrono::milliseconds(static_cast<int64_t>(timeout * rpc::kSecToMsConversion))));
     }
   }
   return rref.toHere(timeout);

@@ -72,8 +72,7 @@ void Inbox::found(int peer) {
   events_->push({Event::Kind::kFound, peer, {}, {}});
 }
 
-PythonTransport::PythonTransport(py::object transport)
-    : senders_(std::make_shared<Senders>(std::move(transport))) {}
+PythonTransport::PythonTransport(py::object transport) : senders_(std::make_shared<Senders>(std::move(transport))) {}
 
 PythonTransport::Senders::~Senders() {
   if (Py_IsInitialized() != 0) {

@@ -23,21 +23,34 @@ constexpr uint8_t kStorageInPieces = 4;
 constexpr uint8_t kAllStorageFlags = 7;
 
 constexpr int32_t kRequests[] = {
-    MessageType::SCRIPT_CALL,           MessageType::PYTHON_CALL,
-    MessageType::SCRIPT_REMOTE_CALL,    MessageType::PYTHON_REMOTE_CALL,
-    MessageType::SCRIPT_RREF_FETCH_CALL, MessageType::PYTHON_RREF_FETCH_CALL,
-    MessageType::RREF_USER_DELETE,      MessageType::RREF_FORK_REQUEST,
-    MessageType::RREF_CHILD_ACCEPT,     MessageType::FORWARD_AUTOGRAD_REQ,
-    MessageType::BACKWARD_AUTOGRAD_REQ, MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ,
-    MessageType::RUN_WITH_PROFILING_REQ, MessageType::RREF_BACKWARD_REQ,
+    MessageType::SCRIPT_CALL,
+    MessageType::PYTHON_CALL,
+    MessageType::SCRIPT_REMOTE_CALL,
+    MessageType::PYTHON_REMOTE_CALL,
+    MessageType::SCRIPT_RREF_FETCH_CALL,
+    MessageType::PYTHON_RREF_FETCH_CALL,
+    MessageType::RREF_USER_DELETE,
+    MessageType::RREF_FORK_REQUEST,
+    MessageType::RREF_CHILD_ACCEPT,
+    MessageType::FORWARD_AUTOGRAD_REQ,
+    MessageType::BACKWARD_AUTOGRAD_REQ,
+    MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ,
+    MessageType::RUN_WITH_PROFILING_REQ,
+    MessageType::RREF_BACKWARD_REQ,
 };
 constexpr int32_t kResponses[] = {
-    MessageType::SCRIPT_RET,             MessageType::PYTHON_RET,
-    MessageType::REMOTE_RET,             MessageType::SCRIPT_RREF_FETCH_RET,
-    MessageType::PYTHON_RREF_FETCH_RET,  MessageType::RREF_ACK,
-    MessageType::FORWARD_AUTOGRAD_RESP,  MessageType::BACKWARD_AUTOGRAD_RESP,
-    MessageType::CLEANUP_AUTOGRAD_CONTEXT_RESP, MessageType::RUN_WITH_PROFILING_RESP,
-    MessageType::RREF_BACKWARD_RESP,     MessageType::EXCEPTION,
+    MessageType::SCRIPT_RET,
+    MessageType::PYTHON_RET,
+    MessageType::REMOTE_RET,
+    MessageType::SCRIPT_RREF_FETCH_RET,
+    MessageType::PYTHON_RREF_FETCH_RET,
+    MessageType::RREF_ACK,
+    MessageType::FORWARD_AUTOGRAD_RESP,
+    MessageType::BACKWARD_AUTOGRAD_RESP,
+    MessageType::CLEANUP_AUTOGRAD_CONTEXT_RESP,
+    MessageType::RUN_WITH_PROFILING_RESP,
+    MessageType::RREF_BACKWARD_RESP,
+    MessageType::EXCEPTION,
 };
 
 // Whether a frame of this kind may contain a message of this type.
@@ -91,10 +104,14 @@ void stage_pieces(const TensorWriter& tensors, const Head& head, Staging& stagin
       continue;
     }
     for (uint64_t offset = 0; offset < range.size; offset += kPieceBytes) {
-      const PieceHead piece_head{head.kind,  static_cast<uint8_t>(range.target.type()),
-                                 static_cast<uint8_t>(range.target.index()), static_cast<uint32_t>(i),
-                                 head.call,  head.session,
-                                 range.size, offset};
+      const PieceHead piece_head{head.kind,
+                                 static_cast<uint8_t>(range.target.type()),
+                                 static_cast<uint8_t>(range.target.index()),
+                                 static_cast<uint32_t>(i),
+                                 head.call,
+                                 head.session,
+                                 range.size,
+                                 offset};
       Writer written;
       piece_head.write(written);
       Piece piece;
@@ -103,7 +120,8 @@ void stage_pieces(const TensorWriter& tensors, const Head& head, Staging& stagin
       piece.copies.record();
       begin(range.storage.device());
       piece.parts.push_back(part_of(std::move(written.bytes())));
-      piece.parts.push_back({host.data(), size, std::make_shared<std::pair<c10::Storage, std::shared_ptr<int>>>(host, unsent)});
+      piece.parts.push_back(
+          {host.data(), size, std::make_shared<std::pair<c10::Storage, std::shared_ptr<int>>>(host, unsent)});
       staging.pieces.push_back(std::move(piece));
     }
   }
@@ -213,7 +231,8 @@ Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts, const 
   head.description_size = description.size();
 
   Writer first;
-  first.bytes().reserve(64 + head.context_size + description.size() + inline_bytes + (head.payload_inline ? head.payload_size : 0));
+  first.bytes().reserve(64 + head.context_size + description.size() + inline_bytes +
+                        (head.payload_inline ? head.payload_size : 0));
   head.write(first);
   write(contexts, first);
   first.put(description.bytes().data(), description.size());
@@ -367,8 +386,8 @@ Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::
   if (description.left() != 0) {
     throw BadFrame("its descriptions are longer than they claim to be");
   }
-  auto message = c10::make_intrusive<Message>(
-      std::move(payload), std::move(tensors), static_cast<MessageType>(head.type), static_cast<int64_t>(head.call));
+  auto message = c10::make_intrusive<Message>(std::move(payload), std::move(tensors),
+                                              static_cast<MessageType>(head.type), static_cast<int64_t>(head.call));
   return {head.kind, head.call, std::move(message), std::move(contexts), std::move(on_devices)};
 }
 

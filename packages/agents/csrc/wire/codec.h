@@ -60,8 +60,8 @@ using ArrivedStorages = std::unordered_map<uint32_t, c10::Storage>;
 
 // Returns the message in `parts`; large tensors use the memory of the parts. Tensors for accelerators are copied there,
 // on the current streams: their memory is complete when `copies` have ended. `arrived` must have exactly the storages
-// that the message has in pieces. `received` knows the parts that a transport has put into memory of accelerators. Throws
-// BadFrame if the parts are not a valid message.
+// that the message has in pieces. `received` knows the parts that a transport has put into memory of accelerators.
+// Throws BadFrame if the parts are not a valid message.
 Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::Device>& devices, Copies& copies,
                const ArrivedStorages& arrived = {}, ReceivedMemory* received = nullptr);
 // The same, for a worker without accelerators.
@@ -73,8 +73,8 @@ c10::Device known_device(uint8_t type, uint8_t index, const std::vector<c10::Dev
 // A storage on the memory of a part, which it keeps.
 c10::Storage storage_on(const Part& part);
 
-// Returns the head of a message, even if the rest is not valid. For a piece, it has the kind and the call of its message.
-// Throws BadFrame if the head is not valid.
+// Returns the head of a message, even if the rest is not valid. For a piece, it has the kind and the call of its
+// message. Throws BadFrame if the head is not valid.
 Head read_head(const Parts& parts);
 
 // Returns a copy of the parts that shares no memory with them.

@@ -65,8 +65,8 @@ c10::Device Placement::target(c10::Device device) const {
   const std::string remedy = is_request ? "map it in the option device_maps of this worker"
                                         : "map a device to it in the option device_maps of " + name;
   throw std::runtime_error("it is on " + device.str() + ". " + kind +
-                              " device mapping is not available for destination " + name + ": " + remedy +
-                              ", or call .cpu() before you send it");
+                           " device mapping is not available for destination " + name + ": " + remedy +
+                           ", or call .cpu() before you send it");
 }
 
 Copies::~Copies() {

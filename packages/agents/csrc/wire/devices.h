@@ -46,7 +46,7 @@ class Devices {
 
 // Where the tensors of a message go.
 struct Placement {
-  const DeviceMap* map = nullptr;  // null: this worker has no device map for the receiver
+  const DeviceMap* map = nullptr;         // null: this worker has no device map for the receiver
   std::function<std::string()> receiver;  // returns its name, for errors
   bool is_request = true;
   // Not 0: large storages of accelerators are sent in pieces, with this number in their heads.
@@ -59,8 +59,8 @@ struct Placement {
     return is_moved && !device.is_cpu() && !target.is_cpu() && is_moved(device.type()) && is_moved(target.type());
   }
 
-  // Returns the receiver's device for memory that is on `device` here. The CPU stays the CPU if it is not mapped. Throws
-  // std::runtime_error, like torch's TENSORPIPE, if an accelerator is not mapped.
+  // Returns the receiver's device for memory that is on `device` here. The CPU stays the CPU if it is not mapped.
+  // Throws std::runtime_error, like torch's TENSORPIPE, if an accelerator is not mapped.
   c10::Device target(c10::Device device) const;
 };
 
@@ -80,8 +80,8 @@ class Copies {
   c10::Storage on_device(const c10::Storage& storage, uint64_t begin, uint64_t size);
   // Returns memory on `device` that gets a copy of `host`, on the current stream of that device.
   c10::Storage to_device(const c10::Storage& host, c10::Device device);
-  // Copies all of `host` to `storage`, which may also be on the CPU, from the byte `begin` on. On an accelerator, the copy
-  // runs on the current stream.
+  // Copies all of `host` to `storage`, which may also be on the CPU, from the byte `begin` on. On an accelerator, the
+  // copy runs on the current stream.
   void into(const c10::Storage& storage, uint64_t begin, const c10::Storage& host);
 
   bool empty() const { return devices_.empty(); }
@@ -111,8 +111,8 @@ class ReceivedMemory {
  public:
   // Reserves memory that may be written at once, on any thread.
   Part allocate(c10::Device device, uint64_t size);
-  // Returns the memory in which the part is, for use on the current stream. Throws std::invalid_argument if allocate() did
-  // not return it.
+  // Returns the memory in which the part is, for use on the current stream. Throws std::invalid_argument if allocate()
+  // did not return it.
   c10::Storage storage_of(const Part& part);
 
  private:

@@ -30,7 +30,7 @@ constexpr size_t kKindPlace = 5;
 
 std::string quantity(const char* what, uint64_t found, uint64_t limit) {
   return std::string("it claims ") + std::to_string(found) + " " + what + "; at most " + std::to_string(limit) +
-      " are allowed";
+         " are allowed";
 }
 
 }  // namespace
@@ -130,7 +130,7 @@ Head Head::read(Reader& in) {
 
 bool is_piece(const Parts& parts) {
   return byte_of_frame(parts, kVersionPlace) == Head::kVersionInPieces &&
-      byte_of_frame(parts, kKindPlace) > static_cast<uint8_t>(FrameKind::kResponse);
+         byte_of_frame(parts, kKindPlace) > static_cast<uint8_t>(FrameKind::kResponse);
 }
 
 bool is_in_pieces(const Parts& parts) {
@@ -186,8 +186,8 @@ void Limits::check(const Head& head, const Parts& parts) const {
   }
   const bool overflows = head.bytes_in_pieces > UINT64_MAX - bytes;
   if (overflows || bytes + head.bytes_in_pieces > message_bytes) {
-    throw BadFrame("it has " + (overflows ? "2^64" : std::to_string(bytes + head.bytes_in_pieces)) + " bytes, more than max_message_bytes of the receiving worker, " +
-                   std::to_string(message_bytes));
+    throw BadFrame("it has " + (overflows ? "2^64" : std::to_string(bytes + head.bytes_in_pieces)) +
+                   " bytes, more than max_message_bytes of the receiving worker, " + std::to_string(message_bytes));
   }
   if (head.tensors > tensors) {
     throw BadFrame(quantity("tensors", head.tensors, tensors));

@@ -32,8 +32,9 @@ std::optional<ArrivingMessage::Whole> ArrivingMessage::add_piece(const PieceHead
   if (found == storages_.end()) {
     reserve(head.storage_size);
     const auto pieces = static_cast<size_t>((head.storage_size - 1) / kPieceBytes + 1);
-    found = storages_.emplace(head.storage, Storage{empty_storage(head.storage_size, device), std::vector<bool>(pieces)})
-                .first;
+    found =
+        storages_.emplace(head.storage, Storage{empty_storage(head.storage_size, device), std::vector<bool>(pieces)})
+            .first;
   }
   Storage& storage = found->second;
   const size_t number = static_cast<size_t>(head.offset / kPieceBytes);
@@ -138,8 +139,10 @@ void ArrivingMessages::reserve(const Key& key, uint64_t bytes) {
   }
   if (key.kind == FrameKind::kRequest) {
     if (bytes > requests_bytes_ - peer.bytes) {
-      throw BadFrame("the unfinished requests of the sender have more bytes than max_message_bytes and "
-                     "max_unanswered_bytes of the receiving worker, " + std::to_string(requests_bytes_));
+      throw BadFrame(
+          "the unfinished requests of the sender have more bytes than max_message_bytes and "
+          "max_unanswered_bytes of the receiving worker, " +
+          std::to_string(requests_bytes_));
     }
     peer.bytes += bytes;
   }

@@ -36,8 +36,8 @@ class ArrivingMessage {
   // Called with the bytes that the message needs in addition; throws BadFrame if they are too many.
   using Reserve = std::function<void(uint64_t)>;
 
-  // Adds a piece: copies it to `device`, on a stream of this message. Returns the message if nothing is missing any more.
-  // Throws BadFrame if the piece does not fit to the others. `devices`: the accelerators of this worker.
+  // Adds a piece: copies it to `device`, on a stream of this message. Returns the message if nothing is missing any
+  // more. Throws BadFrame if the piece does not fit to the others. `devices`: the accelerators of this worker.
   std::optional<Whole> add_piece(const PieceHead& head, const Part& bytes, c10::Device device,
                                  const std::vector<c10::Device>& devices, Copies& copies, const Reserve& reserve);
   // Adds the message itself. Returns it if nothing is missing any more.
@@ -82,8 +82,8 @@ class ArrivingMessages {
     }
   };
 
-  // If nothing comes from a peer for kSilence, its unfinished requests are given up: it may have been killed. After a lost
-  // connection to the peer, kSilenceAfterLoss is enough.
+  // If nothing comes from a peer for kSilence, its unfinished requests are given up: it may have been killed. After a
+  // lost connection to the peer, kSilenceAfterLoss is enough.
   static constexpr std::chrono::seconds kSilence{60};
   static constexpr std::chrono::seconds kSilenceAfterLoss{5};
   // The most unfinished messages of a peer.
@@ -98,7 +98,8 @@ class ArrivingMessages {
   std::shared_ptr<ArrivingMessage> find(const Key& key);
   // The same, but a message of which nothing has come is added. Throws BadFrame if the peer has too many.
   std::shared_ptr<ArrivingMessage> find_or_add(const Key& key);
-  // Counts bytes that a message needs; throws BadFrame if it, or the peer's unfinished requests together, need too many.
+  // Counts bytes that a message needs; throws BadFrame if it, or the peer's unfinished requests together, need too
+  // many.
   void reserve(const Key& key, uint64_t bytes);
   // Forgets a message that is whole or dropped.
   void remove(const Key& key);

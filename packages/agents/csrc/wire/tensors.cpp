@@ -22,8 +22,8 @@ constexpr uint8_t kConjugate = 2;
 constexpr uint8_t kNegative = 4;
 constexpr uint8_t kCoalesced = 8;
 constexpr uint8_t kAllFlags = 15;
-// The most dimensions of a tensor; torch has no limit. A count below kManyDimensions is sent as one byte, a larger count
-// as kManyDimensions and two more bytes.
+// The most dimensions of a tensor; torch has no limit. A count below kManyDimensions is sent as one byte, a larger
+// count as kManyDimensions and two more bytes.
 constexpr size_t kMaxDimensions = UINT16_MAX;
 constexpr uint8_t kManyDimensions = 255;
 // Storages start at a multiple of the largest element size, so that every offset is a whole number of elements.
@@ -45,10 +45,11 @@ uint64_t span_begin(const at::Tensor& tensor) {
   return static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize() / kAlignment * kAlignment;
 }
 
-// Returns the tensor with one element of memory for each element. Receivers reject an expanded member of another tensor,
-// because torch would read many more elements than were sent.
+// Returns the tensor with one element of memory for each element. Receivers reject an expanded member of another
+// tensor, because torch would read many more elements than were sent.
 at::Tensor unexpanded(const at::Tensor& tensor) {
-  const bool expanded = tensor.numel() > 0 &&
+  const bool expanded =
+      tensor.numel() > 0 &&
       tensor.nbytes() > span_end(tensor) - static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize();
   return expanded ? tensor.contiguous() : tensor;
 }
@@ -62,8 +63,7 @@ uint8_t flags_of(const at::Tensor& tensor) {
 }
 
 bool is_compressed(at::Layout layout) {
-  return layout == at::kSparseCsr || layout == at::kSparseCsc || layout == at::kSparseBsr ||
-      layout == at::kSparseBsc;
+  return layout == at::kSparseCsr || layout == at::kSparseCsc || layout == at::kSparseBsr || layout == at::kSparseBsc;
 }
 
 std::string refusal(size_t number, const std::string& why) {
@@ -128,8 +128,8 @@ void check_extent(const std::vector<int64_t>& sizes, const std::vector<int64_t>&
 std::string why_no_scales(const at::Tensor& plain, const at::Tensor& scales, const at::Tensor& zero_points,
                           int64_t axis) {
   const bool fits = c10::isQIntType(plain.scalar_type()) && axis >= 0 && axis < plain.dim() && scales.dim() == 1 &&
-      zero_points.dim() == 1 && scales.numel() == plain.size(axis) && zero_points.numel() == plain.size(axis) &&
-      scales.is_contiguous() && zero_points.is_contiguous();
+                    zero_points.dim() == 1 && scales.numel() == plain.size(axis) &&
+                    zero_points.numel() == plain.size(axis) && scales.is_contiguous() && zero_points.is_contiguous();
   if (!fits) {
     return "the shape of the scales of a quantized tensor is wrong";
   }
@@ -180,7 +180,7 @@ std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t 
   for (size_t i = 0; i < sizes.size(); ++i) {
     uint64_t step = 0;
     overflow |= strides[i] < 0 ||
-        c10::mul_overflows(static_cast<uint64_t>(sizes[i] - 1), static_cast<uint64_t>(strides[i]), &step);
+                c10::mul_overflows(static_cast<uint64_t>(sizes[i] - 1), static_cast<uint64_t>(strides[i]), &step);
     overflow |= c10::add_overflows(last, step, &last);
   }
   uint64_t end = 0;
@@ -190,7 +190,7 @@ std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t 
     return "";
   }
   return "exceeds its storage of " + std::to_string(bytes) + " bytes: it needs " +
-      (overflow ? std::string("more than 64 bits can count") : std::to_string(end));
+         (overflow ? std::string("more than 64 bits can count") : std::to_string(end));
 }
 
 // --- writing ----------------------------------------------------------------------------------------
@@ -225,11 +225,13 @@ TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t num
   const auto layout = tensor.layout();
   if (tensor.dim() > static_cast<int64_t>(kMaxDimensions)) {
     refuse(number, "it has " + std::to_string(tensor.dim()) + " dimensions, and at most " +
-           std::to_string(kMaxDimensions) + " are allowed; call .reshape() before you send it");
+                       std::to_string(kMaxDimensions) + " are allowed; call .reshape() before you send it");
   }
   if (layout == at::kSparse) {
-    Node node{TensorKind::kSparse, tensor,
-              {checked_member(tensor._indices(), number, "indices"), checked_member(tensor._values(), number, "values")}};
+    Node node{
+        TensorKind::kSparse,
+        tensor,
+        {checked_member(tensor._indices(), number, "indices"), checked_member(tensor._values(), number, "values")}};
     check_sparse(number, [&] {
       at::_validate_sparse_coo_tensor_args(node.dense[0], node.dense[1], tensor.sizes(), tensor.is_coalesced());
     });
@@ -237,7 +239,8 @@ TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t num
   }
   if (is_compressed(layout)) {
     const auto [compressed, plain] = at::sparse_csr::getCompressedPlainIndices(tensor);
-    Node node{TensorKind::kCompressed, tensor,
+    Node node{TensorKind::kCompressed,
+              tensor,
               {checked_member(compressed, number, "compressed indices"), checked_member(plain, number, "plain indices"),
                checked_member(tensor.values(), number, "values")}};
     check_sparse(number, [&] {
@@ -261,21 +264,22 @@ TensorWriter::Node TensorWriter::take_apart(const at::Tensor& tensor, size_t num
       check_memory(scales, number, "scales");
       check_memory(zero_points, number, "zero points");
       Node node{TensorKind::kQuantizedPerChannel, tensor, {tensor, scales.contiguous(), zero_points.contiguous()}};
-      if (const auto why = why_no_scales(tensor, node.dense[1], node.dense[2], tensor.q_per_channel_axis()); !why.empty()) {
+      if (const auto why = why_no_scales(tensor, node.dense[1], node.dense[2], tensor.q_per_channel_axis());
+          !why.empty()) {
         refuse(number, why);
       }
       return node;
     }
     default:
       refuse(number, "its quantization scheme " + at::toString(tensor.qscheme()) +
-             " is not supported; call .dequantize() before you send it");
+                         " is not supported; call .dequantize() before you send it");
   }
 }
 
 void TensorWriter::check_memory(const at::Tensor& tensor, size_t number, const char* what) {
   const auto shown = [&] {
     return std::string("its ") + what + ", of shape " + c10::str(tensor.sizes()) + " and dtype " +
-        c10::toString(tensor.scalar_type()) + ", ";
+           c10::toString(tensor.scalar_type()) + ", ";
   };
   if (!tensor.has_storage()) {
     refuse(number, shown() + "have no storage; it wraps another tensor (functorch does that): send the wrapped tensor");
@@ -283,7 +287,7 @@ void TensorWriter::check_memory(const at::Tensor& tensor, size_t number, const c
   const c10::Storage& storage = tensor.storage();
   if (storage.device() != tensor.device()) {
     refuse(number, shown() + "are in memory of " + storage.device().str() + ", but the tensor is on " +
-           tensor.device().str() + "; send a tensor that is neither fake nor a wrapper");
+                       tensor.device().str() + "; send a tensor that is neither fake nor a wrapper");
   }
   if (tensor.numel() == 0) {
     return;
@@ -291,15 +295,15 @@ void TensorWriter::check_memory(const at::Tensor& tensor, size_t number, const c
   if (tensor._is_zerotensor()) {
     refuse(number, shown() + "are zeros without memory (torch._efficientzerotensor); call .clone() before you send it");
   }
-  const std::string why = why_outside(tensor.sizes(), tensor.strides(), tensor.storage_offset(), tensor.itemsize(),
-                                      storage.nbytes());
+  const std::string why =
+      why_outside(tensor.sizes(), tensor.strides(), tensor.storage_offset(), tensor.itemsize(), storage.nbytes());
   if (!why.empty()) {
     refuse(number, shown() + "are in a tensor that " + why +
                        "; its storage was resized or freed: send the tensor or a .clone() of it before that");
   }
   if (storage.data() == nullptr) {
     refuse(number, shown() + "have no memory, although their storage claims " + std::to_string(storage.nbytes()) +
-           " bytes; send a tensor that is neither fake nor a wrapper");
+                       " bytes; send a tensor that is neither fake nor a wrapper");
   }
 }
 
@@ -346,8 +350,8 @@ void TensorWriter::find_storages(const Placement& placement) {
       storages_[i].size = spans[i].end - spans[i].begin;
       const c10::Device device = storages_[i].storage.device();
       storages_[i].is_direct = placement.is_direct(device, storages_[i].target);
-      storages_[i].in_pieces = placement.session != 0 && !device.is_cpu() && !storages_[i].is_direct &&
-          storages_[i].size > kPieceBytes;
+      storages_[i].in_pieces =
+          placement.session != 0 && !device.is_cpu() && !storages_[i].is_direct && storages_[i].size > kPieceBytes;
     }
   }
 }

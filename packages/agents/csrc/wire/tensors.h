@@ -48,16 +48,16 @@ std::string why_outside(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t 
 // Describes the tensors of one message. Tensors that share memory also share it at the receiver.
 class TensorWriter {
  public:
-  // Throws std::invalid_argument if a tensor cannot be sent, and std::runtime_error if its device is not mapped; the text
-  // says which one and why.
+  // Throws std::invalid_argument if a tensor cannot be sent, and std::runtime_error if its device is not mapped; the
+  // text says which one and why.
   TensorWriter(const std::vector<at::Tensor>& tensors, const Placement& placement);
 
   void write(Writer& out) const;
 
   const std::vector<StorageRange>& storages() const { return storages_; }
 
-  // Begins to copy the storages that are on accelerators, except those that are sent in pieces: to host memory, or on the
-  // device if the transport moves them itself, because the program may change them after the call.
+  // Begins to copy the storages that are on accelerators, except those that are sent in pieces: to host memory, or on
+  // the device if the transport moves them itself, because the program may change them after the call.
   void copy(Copies& copies);
 
  private:
