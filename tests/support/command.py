@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import subprocess
@@ -12,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
+
+import rpc_backends_cli
+from support.forks import INSTALL_PLUGINS, Forks
 
 _FOREIGN = ("RPC_BACKENDS_", "PYTHON", "TORCH_DEVICE", "TP_", "MASTER_", "FORCE_COLOR", "COLUMNS")
 
@@ -32,6 +37,25 @@ def init(store, name, rank, world_size, rpc_backend_options):
 
 BACKEND = (construct, init)
 """
+
+
+#: Variables that Python or torch reads when it starts.
+_AT_START = ("PYTHON", "TORCH", "OMP_", "LD_", "MALLOC")
+_COMMAND = Path(rpc_backends_cli.__file__).with_name("__main__.py")
+_RUN = f"""
+{INSTALL_PLUGINS}
+import runpy
+runpy.run_module("rpc_backends_cli", run_name="__main__", alter_sys=True)
+"""
+
+
+@functools.cache
+def forked_from() -> Forks:
+    """Return the process that the commands of this test process are forked from."""
+    environ = {name: v for name, v in os.environ.items() if not name.startswith(_FOREIGN)}
+    server = Forks({**environ, "RES_OPTIONS": "attempts:0"})
+    atexit.register(server.close)
+    return server
 
 
 @dataclass(frozen=True)
@@ -63,7 +87,13 @@ class Command:
         return {**environ, **no_name_server, **packages, **(extra or {})}
 
     def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        return self.python("-m", "rpc_backends_cli", *arguments, env=env)
+        """Run the command in a process that is forked, unless its start depends on ``env``."""
+        if any(name.startswith(_AT_START) for name in env or {}):
+            return self.python("-m", "rpc_backends_cli", *arguments, env=env)
+        environ = self.environ(env)
+        argv = [str(_COMMAND), *arguments]
+        done = forked_from().run(_RUN, argv, env=environ, cwd=self.packages.parent)
+        return Ended(done.status, done.stdout, done.stderr)
 
     def python(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         done = subprocess.run(

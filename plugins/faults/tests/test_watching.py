@@ -115,12 +115,19 @@ def test_a_failure_of_the_watcher_does_not_stop_it(
 
 
 def test_a_removed_file_is_logged_once_and_its_rules_stay(
-    path: Path, engine: Engine, watch: Callable[[], None], caplog: pytest.LogCaptureFixture
+    path: Path,
+    engine: Engine,
+    watch: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    looks: list[Path] = []
+    monkeypatch.setattr(watching, "state", lambda p: looks.append(p) or regular_files.state(p))
     watch()
     path.unlink()
     wait_for(lambda: "is gone" in caplog.text)
-    time.sleep(0.2)
+    looks.clear()
+    wait_for(lambda: len(looks) > 3)
 
     assert caplog.text.count("is gone") == 1
     assert [rule.name for rule in engine.rules] == ["old"]
