@@ -19,7 +19,7 @@ from torch.distributed import rpc
 from rpc_backends_bench.accounting import processor_times
 from rpc_backends_bench.participants import Group
 from rpc_backends_bench.subjects import parse
-from rpc_backends_cli.processes import Template, WorkerContext, Workers
+from rpc_backends_processes import Template, WorkerContext, Workers
 
 _REQUESTS = 3000
 _CONNECTIONS = 40

@@ -23,7 +23,7 @@ from store_relay import StoreRelay
 
 from rpc_backends_bench.participants import LOOPBACK
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_cli.processes import Template, WorkerError, Workers, environ
+from rpc_backends_processes import Template, WorkerError, Workers, environ
 
 HERE = Path(__file__).resolve().parent
 #: The phases of a static group between start and shutdown, by name.

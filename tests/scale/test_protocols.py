@@ -13,12 +13,15 @@ from support.scale import deviations
 SIZES = [2, 4, pytest.param(8, marks=pytest.mark.slow)]
 
 
+SUBJECTS = ["TENSORPIPE", pytest.param("TENSORPIPE@torch", marks=pytest.mark.thorough)]
+
+
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("subject", ["TENSORPIPE", "TENSORPIPE@torch"])
+@pytest.mark.parametrize("subject", SUBJECTS)
 def test_a_static_group_matches_the_simulation(subject: str, size: int) -> None:
     assert not deviations(subject, size, dynamic=False)
 
 
-@pytest.mark.parametrize("subject", ["TENSORPIPE", "TENSORPIPE@torch"])
+@pytest.mark.parametrize("subject", SUBJECTS)
 def test_each_join_and_leave_matches_the_simulation(subject: str) -> None:
     assert not deviations(subject, 4, dynamic=True)

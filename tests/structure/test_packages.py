@@ -18,15 +18,22 @@ BELOW = {
     "rpc_backends_agents": {"rpc_backends_core"},
     "rpc_backend_tensorpipe": {"rpc_backends_core"},
     "rpc_backend_faulty_tensorpipe": {"rpc_backends_core", "rpc_backend_tensorpipe"},
-    "rpc_backends_cli": {
-        "rpc_backends_core",
-        "rpc_backend_tensorpipe",
-        "rpc_backend_faulty_tensorpipe",
-    },
+    "rpc_backends_processes": set[str](),
+    "rpc_backends_cli": {"rpc_backends_core", "rpc_backends_processes"},
     # Only tests of transports in C++ import the agents. They are installed there, because such a
     # transport is built with their header.
-    "rpc_backends_testing": {"rpc_backends_core", "rpc_backends_cli", "rpc_backends_agents"},
-    "rpc_backends_bench": {"rpc_backends_core", "rpc_backends_cli", "rpc_backends_testing"},
+    "rpc_backends_testing": {
+        "rpc_backends_core",
+        "rpc_backends_processes",
+        "rpc_backends_cli",
+        "rpc_backends_agents",
+    },
+    "rpc_backends_bench": {
+        "rpc_backends_core",
+        "rpc_backends_processes",
+        "rpc_backends_cli",
+        "rpc_backends_testing",
+    },
     "rpc_backend_ucx": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backend_zeromq": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_faults": {"rpc_backends_core", "rpc_backends_agents"},
@@ -45,7 +52,8 @@ PUBLIC = {
         *(name for name in modules() if name.startswith("rpc_backends_agents.common.")),
     },
     "rpc_backend_tensorpipe": {"rpc_backend_tensorpipe.agents"},
-    "rpc_backends_cli": {"rpc_backends_cli", "rpc_backends_cli.processes"},
+    "rpc_backends_cli": {"rpc_backends_cli"},
+    "rpc_backends_processes": {"rpc_backends_processes", "rpc_backends_processes.isolation"},
     "rpc_backends_testing": {"rpc_backends_testing"},
 }
 #: Modules that only an installed command or test runner loads, and what else these may import.
@@ -56,7 +64,7 @@ TOOLS = {
     "rpc_backends_faults.check": {"rpc_backends_cli"},
     "rpc_backends_faults.command": {"rpc_backends_cli"},
     "rpc_backends_faults.pytest_plugin": {"rpc_backends_testing"},
-    "rpc_backends_faults.testing": {"rpc_backends_testing", "rpc_backends_cli"},
+    "rpc_backends_faults.testing": {"rpc_backends_testing", "rpc_backends_processes"},
 }
 #: A private name of torch, as an attribute of one of its RPC modules.
 PRIVATE_NAME_OF_TORCH = re.compile(

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
-import rpc_backends_cli
-from support.forks import INSTALL_PLUGINS, Forks
+from support.forks import INSTALL_PLUGINS, Ended, Forks
 
 _FOREIGN = ("RPC_BACKENDS_", "PYTHON", "TORCH_DEVICE", "TP_", "MASTER_", "FORCE_COLOR", "COLUMNS")
 
@@ -41,35 +37,25 @@ BACKEND = (construct, init)
 
 #: Variables that Python or torch reads when it starts.
 _AT_START = ("PYTHON", "TORCH", "OMP_", "LD_", "MALLOC")
-_COMMAND = Path(rpc_backends_cli.__file__).with_name("__main__.py")
-_RUN = f"""
-{INSTALL_PLUGINS}
+_RUN = """
+{install}
 import runpy
-runpy.run_module("rpc_backends_cli", run_name="__main__", alter_sys=True)
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 """
 
 
 @functools.cache
-def forked_from() -> Forks:
-    """Return the process that the commands of this test process are forked from."""
-    environ = {name: v for name, v in os.environ.items() if not name.startswith(_FOREIGN)}
-    server = Forks({**environ, "RES_OPTIONS": "attempts:0"})
+def _forks() -> Forks:
+    """Return the process that the programs of this test process are forked from."""
+    server = Forks({name: v for name, v in os.environ.items() if not name.startswith(_FOREIGN)})
     atexit.register(server.close)
     return server
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The result of a finished command."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-    @property
-    def json(self) -> Any:
-        """The value of stdout, all of which must be JSON."""
-        return json.loads(self.stdout)
+def run_module(module: str, *arguments: str, env: Mapping[str, str], cwd: Path) -> Ended:
+    """Do what ``python -m`` does, in a process that is forked from one that has imported torch."""
+    code = _RUN.format(install=INSTALL_PLUGINS, module=module)
+    return _forks().run(code, [module, *arguments], env=env, cwd=cwd)
 
 
 class Command:
@@ -91,9 +77,7 @@ class Command:
         if any(name.startswith(_AT_START) for name in env or {}):
             return self.python("-m", "rpc_backends_cli", *arguments, env=env)
         environ = self.environ(env)
-        argv = [str(_COMMAND), *arguments]
-        done = forked_from().run(_RUN, argv, env=environ, cwd=self.packages.parent)
-        return Ended(done.status, done.stdout, done.stderr)
+        return run_module("rpc_backends_cli", *arguments, env=environ, cwd=self.packages.parent)
 
     def python(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         done = subprocess.run(

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 #: Code that a forked process runs before the program: what `import torch` does last.
 INSTALL_PLUGINS = "import torch; torch._import_device_backends()"
@@ -21,7 +22,7 @@ INSTALL_PLUGINS = "import torch; torch._import_device_backends()"
 _SERVER = """
 import faulthandler, gc, importlib, json, os, sys, traceback
 import click, importlib_metadata, packaging.requirements, packaging.version, pluggy, rich.console
-import rich.table, torch, torch.distributed.rpc
+import pytest, rich.table, torch, torch.distributed.rpc
 gc.freeze()
 job = None
 for line in iter(sys.stdin.readline, ""):
@@ -57,6 +58,11 @@ class Ended:
     status: int
     stdout: str
     stderr: str
+
+    @property
+    def json(self) -> Any:
+        """The value of stdout, all of which must be JSON."""
+        return json.loads(self.stdout)
 
 
 class Forks:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli.processes import (
+from rpc_backends_processes import (
     Done,
     Failure,
     News,
@@ -33,7 +33,7 @@ _DUMP = re.compile(r"^(Fatal Python error: |(Current thread|Thread) 0x)", re.MUL
 _STACK = re.compile(r'^(?:Current thread|Thread) 0x.*\n((?:  File ".+\n?)+)', re.MULTILINE)
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 _IMPORTING = re.compile(r"<frozen importlib|importlib(_metadata)?/")
-_OURS = re.compile(r"/rpc_backends_(cli|core)/")
+_OURS = re.compile(r"/rpc_backends_(cli|core|processes)/")
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,6 @@ def run(
 @functools.cache
 def _template(variables: tuple[tuple[str, str], ...]) -> Template:
     return Template(variables=dict(variables))
-
-
-def limit_note(outcome: Outcome, limit: float) -> str:
-    """Return a line that says how to change the time limit; empty if it was not exceeded."""
-    return f"\nThe limit was {limit:g} s; change it with --timeout." if outcome.timed_out else ""
 
 
 def _outcome(step: Step, reported: list[Any], timed_out: bool) -> Outcome:
