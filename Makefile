@@ -12,6 +12,9 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 ONLY ?=
 SET ?=
+STAGES ?=
+AGAIN ?=
+THOROUGH ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -23,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
 LOWEST_TORCH := torch==2.6.0
-LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*' 'simpy==4.1.*'
+LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*'
 
 # The core is first, because the others depend on it. NATIVE are the distributions with C++.
 ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)))
@@ -45,17 +48,15 @@ DEMO_NATIVE := packages/agents plugins/zeromq plugins/faults
 CPP = $(shell find packages plugins examples tests -name build -prune -o -name "*.h" -print -o -name "*.cpp" -print -o -name "*.cc" -print)
 SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
 
-# pytest exits with 5 if no test matches. That is no failure if PYTEST_ARGS selects tests of another suite.
-NONE_CHOSEN := $(if $(PYTEST_ARGS),[ $$? -eq 5 ] ||)
-
 # Three files at a time, because most tests wait, in the order of collection, which conftest.py sorts: slow files first.
 BY_FILE := -n 3 --dist loadfile --no-loadscope-reorder
+RUN_STAGES = $(BIN)/python tests/stages.py $(if $(AGAIN),--again)
 QUICK := not slow and not thorough and not installed and not torch_suites and not whole_suite
 
 # A name made from TORCH, so that another TORCH has another stamp file.
 TORCH_ID = $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo docs reports test test-all test-quick test-lowest matrix lint typecheck format wheels release-check soak bench clean
+.PHONY: help setup demo docs reports test test-all stages test-quick test-lowest matrix lint typecheck format wheels release-check soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -77,40 +78,14 @@ reports: setup  ## run the conformance suite on our backends, and make docs/back
 	done
 	$(BIN)/python docs/_ext/backend_index.py
 
-test: LESS := and not thorough
-test: lint typecheck  ## lint, type checks, torch's suites and our tests (30 min on two cores)
-	$(run_tests)
+test: lint typecheck  ## lint, type checks and tests; repeats what has passed only if something has changed (AGAIN=1: all)
+	$(RUN_STAGES) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-all: lint typecheck  ## the same and the long tests: whole suites, the soak test, large groups (75 min)
-	$(run_tests)
+test-all: lint typecheck  ## the same and the long tests: whole suites, the soak test, large groups (85 min)
+	$(RUN_STAGES) --thorough $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-# Each stage runs even if an earlier one has failed. Stages whose tests mostly wait run three at a time.
-define run_tests
-	@failed=; \
-	echo "==> pytest: torch's own RPC suites on our handlers"; \
-	$(BIN)/python -m pytest tests/torch_suites -n 3 -m "torch_suites $(LESS)" $(PYTEST_ARGS) \
-	    || $(NONE_CHOSEN) failed="torch's suites"; \
-	echo "==> pytest: ZEROMQ passes the conformance suite and torch's backend-neutral tests"; \
-	$(BIN)/python -m pytest --pyargs rpc_backends_testing --rpc-backend ZEROMQ --rpc-tier torch \
-	    -n 3 -q $(PYTEST_ARGS) \
-	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the suites on ZEROMQ"; \
-	echo "==> pytest: UCX passes the conformance suite"; \
-	$(BIN)/python -m pytest --pyargs rpc_backends_testing --rpc-backend UCX $(if $(LESS),,--rpc-tier torch) \
-	    -n 3 -q $(PYTEST_ARGS) \
-	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the suite on UCX"; \
-	echo "==> pytest: ZEROMQ encrypts its TCP connections"; \
-	$(BIN)/python -m pytest --pyargs rpc_backends_testing.chapters.test_security \
-	    --rpc-backend ZEROMQ --rpc-option unix_sockets=false -q $(PYTEST_ARGS) \
-	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the security of ZEROMQ"; \
-	echo "==> pytest: this project's tests (three files at a time)"; \
-	$(BIN)/python -m pytest -m "not torch_suites and not whole_suite $(LESS)" $(BY_FILE) \
-	    --durations=10 $(PYTEST_ARGS) \
-	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }this project's tests"; \
-	echo "==> pytest: the conformance suite on correct backends and on broken ones"; \
-	$(BIN)/python -m pytest -m "whole_suite $(LESS)" -v --durations=5 $(PYTEST_ARGS) \
-	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
-	if [ "$$failed" ]; then echo "error: failed: $$failed; see above" >&2; exit 1; fi
-endef
+stages: setup  ## some stages of `make test` alone (STAGES="core plugins", THOROUGH=1 for those of test-all)
+	$(RUN_STAGES) --only "$(STAGES)" $(if $(THOROUGH),--thorough) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
 test-quick: setup  ## the tests that take at most a few seconds each (3 min)
 	$(BIN)/python -m pytest -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import rpc_backends_faults as faults
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_processes import WorkerContext
 
 
 def can_have_rules(me: WorkerContext) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_processes import WorkerContext
 
 
 def is_intercepted(me: WorkerContext) -> bool:

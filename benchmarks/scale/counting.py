@@ -23,7 +23,7 @@ from store_relay import StoreRelay
 
 from rpc_backends_bench.participants import LOOPBACK
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_cli.processes import Template, WorkerError, Workers, environ
+from rpc_backends_processes import Template, WorkerError, Workers, environ
 
 HERE = Path(__file__).resolve().parent
 #: The phases of a static group between start and shutdown, by name.
@@ -65,11 +65,6 @@ class Phase:
     held: list[Holdings]
     seconds: float
 
-    @property
-    def totals(self) -> list[int]:
-        """The number of store requests of each worker."""
-        return [sum(kinds.values()) for kinds in self.requests]
-
 
 @dataclass
 class Count:
@@ -88,18 +83,6 @@ class Count:
     phases: list[Phase] = field(default_factory=list)
     failed: str = ""
     left_out: list[str] = field(default_factory=list)
-
-    def phase(self, name: str) -> Phase:
-        """Return the phase with this name.
-
-        :raises LookupError: the group did not reach it.
-        """
-        for phase in self.phases:
-            if phase.name == name:
-                return phase
-        raise LookupError(
-            f"{self.subject}, {self.size} workers: there is no phase {name!r}. {self.failed}"
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts as JSON values; :meth:`from_json` reads them."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext, launcher_environ
+from rpc_backends_processes import WorkerContext, launcher_environ
 
 #: How long a wait in the store may last, in seconds: for ever.
 _NEVER = timedelta(seconds=10_000)

@@ -41,7 +41,7 @@ from judge import CHURNED, TOLERANCES, Tolerance, Verdict, judge
 
 from rpc_backends_bench import worker_tasks
 from rpc_backends_bench.subjects import Subject, parse
-from rpc_backends_cli.processes import Step, Template, WorkerError, Workers
+from rpc_backends_processes import Step, Template, WorkerError, Workers
 
 #: How long start, shutdown and the last calls may take together.
 _START_STOP_TIMEOUT_S = 3 * traffic.CALL_END_TIMEOUT_S

@@ -18,7 +18,7 @@ import traffic
 
 from rpc_backends_bench import worker_tasks
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_cli.processes import (
+from rpc_backends_processes import (
     Done,
     Ended,
     Failure,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_processes import WorkerContext
 
 #: How many wrong results are kept in full; more are only counted.
 _MAX_WRONG = 20

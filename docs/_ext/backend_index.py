@@ -62,6 +62,8 @@ link to this page:
 `--badge FILE.json` writes the badge for [shields.io](https://shields.io/badges/endpoint-badge), which
 draws it from the URL of that file.
 """
+#: What :func:`shorten` leaves out of a result, and a whole report has.
+_EMPTY = {"advice": "", "capability": None, "has_stacks": False}
 _WORDS = {
     "kept": "kept",
     "kept, tested in part": "kept in part",
@@ -74,8 +76,13 @@ _WORDS = {
 
 def reports() -> list[Report]:
     """Return the published reports, by name of backend."""
-    found = [Report.from_json(json.loads(file.read_text())) for file in REPORTS.glob("*.json")]
-    return sorted(found, key=lambda report: str(report.backend["name"]))
+    return sorted(map(read, REPORTS.glob("*.json")), key=lambda report: str(report.backend["name"]))
+
+
+def read(file: Path) -> Report:
+    """Return a report, whole or as :func:`shorten` has written it."""
+    data = json.loads(file.read_text())
+    return Report.from_json({**data, "results": [{**_EMPTY, **one} for one in data["results"]]})
 
 
 def published(report: Report) -> Report:
@@ -91,10 +98,18 @@ def _published(result: Result) -> Result:
 
 
 def shorten() -> None:
-    """Replace each report in the folder by what is published of it."""
+    """Replace each report in the folder by what is published of it: a line for each requirement."""
     for file in REPORTS.glob("*.json"):
-        report = published(Report.from_json(json.loads(file.read_text())))
-        file.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+        data = published(read(file)).to_json()
+        results = [
+            json.dumps(
+                {name: value for name, value in result.items() if value != _EMPTY.get(name, "")}
+            )
+            for result in data.pop("results")
+        ]
+        head = json.dumps(data).removesuffix("}")
+        text = f'{head}, "results": [\n' + ",\n".join(results) + "\n]}\n"
+        file.write_text(text, encoding="utf-8")
 
 
 def page(found: Sequence[Report]) -> str:

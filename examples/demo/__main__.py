@@ -41,8 +41,8 @@ def demo(
     from demo.dataset import MissingDependencyError
     from demo.training import WorkerFailedError, play
     from demo.view import View
-    from rpc_backends_cli.processes import exit_on_signals
     from rpc_backends_core.spi import RpcBackendsError
+    from rpc_backends_processes import exit_on_signals
 
     epochs = epochs or (QUICK_EPOCHS if quick else EPOCHS)
     try:

@@ -16,7 +16,7 @@ from demo.dataset import prepare
 from demo.plan import SERVER, WORKERS, Plan
 from demo.results import EpochDone, Run, StepDone
 from demo.view import View
-from rpc_backends_cli.processes import (
+from rpc_backends_processes import (
     Ended,
     Failure,
     News,

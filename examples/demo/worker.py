@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from demo.plan import SERVER, WORKERS, Plan
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_processes import WorkerContext
 
 
 def join(me: WorkerContext, plan: Plan) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rpc_backends_bench import plan
+from support.children import started
 from support.command import BACKEND, Command, marked, wait_until
 
 pytestmark = pytest.mark.slow
@@ -132,20 +133,20 @@ def test_help_shows_the_rows_and_examples(command: Any) -> None:
 
 def test_an_interrupt_keeps_results_and_leaves_no_process(command: Any, tmp_path: Path) -> None:
     arguments = ("bench", "FAULTY_TENSORPIPE", "--vs", "TENSORPIPE", "--json")
-    process = subprocess.Popen(
+    mark = f"RUN_OF_A_TEST={tmp_path}".encode()
+    with started(
         [sys.executable, "-m", "rpc_backends_cli", *arguments, "--out", str(tmp_path / "out")],
         env=command.environ({"RUN_OF_A_TEST": str(tmp_path)}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    mark = f"RUN_OF_A_TEST={tmp_path}".encode()
-    # At least the command, the template, and some workers of the two pairs.
-    wait_until(lambda: len(marked(mark)) >= 5)
+    ) as process:
+        # At least the command, the template, and some workers of the two pairs.
+        wait_until(lambda: len(marked(mark)) >= 5)
 
-    process.send_signal(signal.SIGINT)
-    stdout, _ = process.communicate(timeout=120)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=120)
 
     assert process.returncode == 130
     assert json.loads(stdout)["complete"] is False

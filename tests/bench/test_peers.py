@@ -123,6 +123,7 @@ def test_a_peer_is_measured_and_leaves_no_process(command: Command, tmp_path: Pa
     assert not [pid for pid in started if Path("/proc", pid).exists()]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_installed_peer_is_measured_unless_declined(command: Command, tmp_path: Path) -> None:
     (command.packages / "ray.py").write_text(SMALL_RAY)

@@ -92,6 +92,7 @@ def test_the_summary_plan_measures_each_row_of_the_chart() -> None:
         assert x is None or x in measured[row]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_bars_compares_with_stock_torch_and_a_control(tmp_path: Path) -> None:
     file = tmp_path / "bars.json"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rpc_backends_testing.command import arguments, events
+from support.children import started
 from support.command import marked, wait_until
 
 pytestmark = pytest.mark.slow
@@ -223,17 +224,17 @@ def test_an_unloadable_backend_is_status_2_with_the_cause(command: Any) -> None:
 
 def test_a_terminal_shows_progress_on_one_line(command: Any) -> None:
     terminal, command_end = pty.openpty()
-    process = subprocess.Popen(
+    with started(
         [sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE", *CALLS],
         env=command.environ({"TERM": "xterm", "COLUMNS": "90"}),
         cwd=command.packages.parent,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=command_end,
-    )
-    os.close(command_end)
-    shown = b"".join(_read(terminal))
-    stdout, _ = process.communicate()
+    ) as process:
+        os.close(command_end)
+        shown = b"".join(_read(terminal))
+        stdout, _ = process.communicate()
     os.close(terminal)
 
     assert process.returncode == 0
@@ -260,7 +261,7 @@ def test_an_interrupted_run_reports_its_results(
     command: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
     file = tmp_path / "report"
-    process = subprocess.Popen(
+    with started(
         [
             *(sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE"),
             *("--chapter", "calls", "--report", str(file)),
@@ -271,12 +272,12 @@ def test_an_interrupted_run_reports_its_results(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert process.stderr is not None
-    while "passed" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(number)
-    stdout, _ = process.communicate(timeout=60)
+    ) as process:
+        assert process.stderr is not None
+        while "passed" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(number)
+        stdout, _ = process.communicate(timeout=60)
 
     report = json.loads(file.with_suffix(".json").read_text())
     assert process.returncode == 128 + number
@@ -288,7 +289,8 @@ def test_an_interrupted_run_reports_its_results(
 
 
 def test_an_interrupted_run_leaves_no_process(command: Any) -> None:
-    process = subprocess.Popen(
+    mark = f"RUN_OF_A_TEST={command.packages}".encode()
+    with started(
         [sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE", *CALLS],
         env=command.environ({"RUN_OF_A_TEST": str(command.packages)}),
         cwd=command.packages.parent,
@@ -296,13 +298,12 @@ def test_an_interrupted_run_leaves_no_process(command: Any) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-    )
-    mark = f"RUN_OF_A_TEST={command.packages}".encode()
-    wait_until(lambda: len(marked(mark)) >= 3)  # the command, pytest, the template process
+    ) as process:
+        wait_until(lambda: len(marked(mark)) >= 3)  # the command, pytest, the template process
 
-    process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
 
-    assert process.wait(60) == 128 + signal.SIGINT
+        assert process.wait(60) == 128 + signal.SIGINT
     wait_until(lambda: not marked(mark))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_cli import isolation
+from rpc_backends_processes import isolation
 
 SOURCE = """
 import os, subprocess, sys, time

@@ -125,8 +125,9 @@ def _reports(
 def _pytest(
     arguments: list[str], folder: Path, packages: Path, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    # Six processes, because tests wait most of the time.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "6"]
+    # Six processes, because tests wait most of the time; for a few tests their start takes longer.
+    processes = "0" if "-k" in arguments and arguments[0] == "--pyargs" else "6"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", processes]
     return subprocess.run(
         [*command, *arguments],
         cwd=folder,

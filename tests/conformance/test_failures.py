@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_cli.processes import WorkerError
+from rpc_backends_processes import WorkerError
 from rpc_backends_testing.checks import DeviationError
 from rpc_backends_testing.outcomes import advice_for, without_own_frames
 from rpc_backends_testing.results import Outcome, Result
@@ -15,7 +15,7 @@ ADVICE = "The strides may be wrong."
 
 TEXT = """worker0 failed
   Traceback (most recent call last):
-    File "/site-packages/rpc_backends_cli/processes/worker.py", line 12, in run
+    File "/site-packages/rpc_backends_processes/worker.py", line 12, in run
       return step(me)
              ^^^^^^^^
     File "/home/ada/pigeon/handlers.py", line 7, in init
@@ -26,7 +26,7 @@ TEXT = """worker0 failed
       )
   RuntimeError: asleep
 stack of worker1:
-  File "/site-packages/rpc_backends_cli/processes/worker.py", line 12 in run
+  File "/site-packages/rpc_backends_processes/worker.py", line 12 in run
 """
 
 
@@ -45,7 +45,7 @@ def test_frames_of_the_suite_are_left_out_and_those_of_the_backend_kept() -> Non
         '      raise RuntimeError("asleep")',
         "  RuntimeError: asleep",
         "stack of worker1:",
-        '  File "/site-packages/rpc_backends_cli/processes/worker.py", line 12 in run',
+        '  File "/site-packages/rpc_backends_processes/worker.py", line 12 in run',
     ]
 
 

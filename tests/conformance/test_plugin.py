@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 
 from rpc_backends_testing import conformance
+from support.command import run_module
 from support.environments import clean_environ
 from support.packages import write_package
 
@@ -91,16 +90,9 @@ def run(tmp_path: Path) -> Any:
     def start(*arguments: str, env: Mapping[str, str] | None = None, **files: str) -> Run:
         for name, source in files.items():
             (tmp_path / f"{name}.py").write_text(dedent(source))
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-            cwd=tmp_path,
-            env=clean_environ(env),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        return Run(done.returncode, done.stdout + done.stderr, tmp_path)
+        options = ("-p", "no:cacheprovider", *arguments)
+        done = run_module("pytest", *options, env=clean_environ(env), cwd=tmp_path)
+        return Run(done.status, done.stdout + done.stderr, tmp_path)
 
     return start
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from pathlib import Path
 from typing import Any
 
 from rpc_backends_testing.torch_tier.races import run_without_races
+from support.command import wait_until
 from support.workers import WorkerContext, Workers
 
 
@@ -37,21 +37,26 @@ def test_data_parallel_modules_are_kept_alive(
 def start_group(me: WorkerContext, folder: Path) -> bool:
     import torch.distributed as dist
 
-    ready, seen = folder / "ready", []
-    make_group = dist.init_process_group
+    waiting, ready, seen = folder / "waiting", folder / "ready", []
+    make_group, barrier = dist.init_process_group, dist.barrier
 
     def make_group_slowly(*args: Any, **kwargs: Any) -> None:
         make_group(*args, **kwargs)
         if me.index == 1:
-            time.sleep(0.5)  # without the barrier, the other process would go on meanwhile
+            wait_until(waiting.exists)  # until the other process is at the barrier
             ready.touch()
+
+    def tell_and_meet() -> None:
+        if me.index == 0:
+            waiting.touch()
+        barrier()
 
     def target() -> None:
         url = f"file://{folder}/group"
         dist.init_process_group("gloo", init_method=url, world_size=2, rank=me.index)
         seen.append(ready.exists())
 
-    dist.init_process_group = make_group_slowly
+    dist.init_process_group, dist.barrier = make_group_slowly, tell_and_meet
     run_without_races(target)
     return seen[0]
 

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
@@ -19,6 +20,7 @@ from typing import Any
 import importlib_metadata
 
 from rpc_backends_core import _discovery as discovery
+from support.children import started
 
 GROUPS = {"backends": discovery.BACKENDS_GROUP, "hooks": discovery.HOOKS_GROUP}
 
@@ -218,16 +220,17 @@ class Children:
         self._popen.communicate()
 
 
-def fresh(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Fresh:
-    """Start `code` (dedented) in a new interpreter and return at once."""
-    popen = subprocess.Popen(
+@contextmanager
+def fresh(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Fresh]:
+    """Start `code` (dedented) in a new interpreter, which is killed at the end of the block."""
+    with started(
         [sys.executable, "-c", dedent(code), *arguments],
         env=clean_environ(env),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    return Fresh(popen)
+    ) as popen:
+        yield Fresh(popen)
 
 
 @dataclass

@@ -294,7 +294,7 @@ def test_the_pickled_class_keeps_its_identity() -> None:
 
 def test_a_fresh_process_unpickles_a_member(site: Site, registry: Registry) -> None:
     site.add_backend("PIGEON")
-    output = fresh(
+    child = fresh(
         """
         import pickle, sys
         sys.path.insert(0, sys.argv[1])
@@ -305,7 +305,9 @@ def test_a_fresh_process_unpickles_a_member(site: Site, registry: Registry) -> N
         """,
         str(site.folder),
         pickle.dumps(B.PIGEON).hex(),
-    ).output()
+    )
+    with child as interpreter:
+        output = interpreter.output()
     assert output.split("\n") == ["False", "BackendType.PIGEON True sample_backend_pigeon"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -53,7 +54,11 @@ CASES = {
 @pytest.fixture(scope="module")
 def interpreters() -> Iterator[dict[str, Fresh]]:
     """Start all interpreters; importing torch mostly waits for files."""
-    yield {name: fresh(code, env=env) for name, (code, env) in CASES.items()}
+    with ExitStack() as children:
+        yield {
+            name: children.enter_context(fresh(code, env=env))
+            for name, (code, env) in CASES.items()
+        }
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from demo.dataset import prepare
 from demo.plan import FAULTS, GOAL, PACKAGES, SERVER, TRAINERS, WORKERS, Plan
 from demo.results import EpochDone, StepDone
 from demo.training import WorkerFailedError, start, train
+from support.children import started
 
 pytestmark = pytest.mark.slow
 
@@ -189,12 +190,11 @@ def test_silence_ends_the_run(plan: Plan, processes: Callable[[], list[int]]) ->
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_no_worker_outlives_the_console(name: str, processes: Callable[[], list[int]]) -> None:
-    console = subprocess.Popen(
+    with started(
         [*DEMO, "--epochs", "1000", "--backend", "TENSORPIPE"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-    )
-    with console:
+    ) as console:
         assert console.stdout is not None
         while b" 1  " not in (line := console.stdout.readline()):  # until the first epoch is done
             assert line, "the demo ended by itself"

@@ -117,6 +117,7 @@ def test_the_rules_on_the_page_pass_the_check(tmp_path: Path) -> None:
         invoke("rpc-backends faults check rules.toml", tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_backend_in_cpp_is_built_and_calls_itself(tmp_path: Path) -> None:
     text = CPP.read_text()

@@ -23,9 +23,18 @@ from rpc_backend_zeromq import environment as zeromq_variables
 from rpc_backends_bench.results import Results
 from rpc_backends_core.spi import COMMITMENTS, Capability
 from rpc_backends_core.spi.inspection import BUILTIN_CAPABILITIES, default_registry, settings
-from rpc_backends_faults import limits
 from rpc_backends_faults import settings as faults_variables
-from rpc_backends_faults.kinds import KINDS, MESSAGE_TYPES, OF_A_WORKER
+from rpc_backends_faults.rules import (
+    KINDS,
+    MESSAGE_TYPES,
+    MOST_COPIES,
+    MOST_COUNT,
+    MOST_PARTS,
+    MOST_RATE,
+    MOST_SECONDS,
+    MOST_TEXT,
+    OF_A_WORKER,
+)
 from rpc_backends_testing.results import Report, Result
 from structure.imports import ROOT
 from support.messages import SOURCES, missing_from_the_code
@@ -174,12 +183,12 @@ def test_the_page_lists_every_message_type() -> None:
 def test_the_page_shows_the_limits_of_rules() -> None:
     text = section("file-formats.md", "Limits")
     for limit in (
-        limits.MOST_SECONDS,
-        limits.MOST_RATE,
-        limits.MOST_COPIES,
-        limits.MOST_COUNT,
-        limits.MOST_TEXT,
-        limits.MOST_PARTS,
+        MOST_SECONDS,
+        MOST_RATE,
+        MOST_COPIES,
+        MOST_COUNT,
+        MOST_TEXT,
+        MOST_PARTS,
     ):
         assert f" {int(limit)} " in text.replace("/", " ").replace("(", " ")
 

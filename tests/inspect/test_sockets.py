@@ -10,12 +10,14 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from rpc_backends_inspect import sockets, workers
 from support import steps
+from support.children import started
 from support.command import wait_until
 from support.workers import Workers
 
@@ -25,9 +27,9 @@ os.setgroups([]); os.setgid(65534); os.setuid(65534)
 """
 
 
-def as_other_user(program: str, *arguments: str) -> subprocess.Popen[str]:
-    """Run a program as a user without rights, with pipes."""
-    return subprocess.Popen(
+def as_other_user(program: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Run a program as a user without rights, with pipes, until the end of the block."""
+    return started(
         # Popen's `user` would not do: that user may not be allowed to execute this Python.
         [sys.executable, "-c", _BECOME + textwrap.dedent(program), *arguments],
         stdin=subprocess.PIPE,
@@ -100,14 +102,15 @@ def test_another_user_reads_nothing(worker: Workers) -> None:
         """,
         name,
     )
-    output, _ = curious.communicate(timeout=60)
+    with curious as process:
+        output, _ = process.communicate(timeout=60)
     assert output in {"b''\n", "ConnectionResetError\n", "BrokenPipeError\n"}
     assert [one.problem for one in workers.running(pids=[worker[0].pid])] == [""]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 def test_a_socket_of_another_user_is_not_taken() -> None:
-    impostor = as_other_user(
+    posing = as_other_user(
         """
         one = socket.socket(socket.AF_UNIX)
         one.bind("\\0" + sys.argv[1])
@@ -117,13 +120,11 @@ def test_a_socket_of_another_user_is_not_taken() -> None:
         """,
         f"rpc-backends-inspect-{os.geteuid()}-0",
     )
-    assert impostor.stdin is not None
-    assert impostor.stdout is not None
-    with impostor.stdin, impostor.stdout:
+    with posing as impostor:
+        assert impostor.stdout is not None
         assert impostor.stdout.readline() == "ready\n"
         assert [one for one in sockets.connect_all(1.0) if one.pid == impostor.pid] == []
         assert workers.running(pids=[impostor.pid]) == []
-    impostor.wait()
 
 
 def test_an_unreadable_answer_is_reported(listener: socket.socket) -> None:

@@ -126,5 +126,5 @@ def test_it_needs_a_terminal_or_json(busy: Workers, tmp_path: Path) -> None:
 def test_asking_for_stacks_does_a_busy_worker_no_harm(busy: Workers) -> None:
     """The stacks are read while the threads run. A careless reader could crash the process."""
     pids = [worker.pid for worker in busy]
-    for _ in range(100):
+    for _ in range(30):
         assert [state.problem for state in workers.running(pids=pids)] == ["", ""]

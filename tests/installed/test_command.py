@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from support.environments import Environment
 from support.samples import COMMAND, MakeEnvironment, backend_package, hooks_package
 
@@ -17,6 +19,7 @@ def test_the_command_and_the_module_agree(installed: Environment) -> None:
     assert "rpc-backend-faulty-tensorpipe" in command.stdout
 
 
+@pytest.mark.thorough
 def test_list_imports_no_backend(make_environment: MakeEnvironment, tmp_path: Path) -> None:
     environment = make_environment(*COMMAND, backend_package(tmp_path, "print('imported')"))
 
@@ -26,6 +29,7 @@ def test_list_imports_no_backend(make_environment: MakeEnvironment, tmp_path: Pa
     assert "imported" not in result.stdout
 
 
+@pytest.mark.thorough
 def test_doctor_names_every_problem_and_its_package(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:

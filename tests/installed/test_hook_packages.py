@@ -11,6 +11,7 @@ from support.samples import (
     FAULTY_TENSORPIPE,
     MakeEnvironment,
     backend_package,
+    first_and_thorough,
     hooks_package,
     old_style_package,
 )
@@ -75,8 +76,11 @@ def test_import_torch_imports_no_hook_package(
 
 @pytest.mark.parametrize(
     ("backend", "faulty"),
-    [("TENSORPIPE", False), ("CARRIER", False), ("FAULTY_TENSORPIPE", True)],
-    ids=["torch's own", "old-style", "plugin"],
+    [
+        pytest.param("TENSORPIPE", False, id="torch's own", marks=pytest.mark.thorough),
+        pytest.param("CARRIER", False, id="old-style", marks=pytest.mark.thorough),
+        pytest.param("FAULTY_TENSORPIPE", True, id="plugin"),
+    ],
 )
 def test_hooks_wrap_every_backend(
     make_environment: MakeEnvironment, tmp_path: Path, backend: str, faulty: bool
@@ -255,7 +259,7 @@ UNLOADABLE = {
 }
 
 
-@pytest.mark.parametrize("kind", UNLOADABLE)
+@pytest.mark.parametrize("kind", first_and_thorough(UNLOADABLE))
 def test_an_unloadable_package_is_reported_and_left_out(
     make_environment: MakeEnvironment, tmp_path: Path, kind: str
 ) -> None:
@@ -285,7 +289,7 @@ def test_an_unloadable_package_is_reported_and_left_out(
     assert "rpc-tracing" not in result.stderr, "another package was blamed"
 
 
-@pytest.mark.parametrize("kind", UNLOADABLE)
+@pytest.mark.parametrize("kind", first_and_thorough(UNLOADABLE))
 def test_its_variable_makes_an_unloadable_package_an_error(
     make_environment: MakeEnvironment, tmp_path: Path, kind: str
 ) -> None:
@@ -357,7 +361,7 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("kind", FAILING)
+@pytest.mark.parametrize("kind", first_and_thorough(FAILING))
 def test_the_error_of_a_failing_hook_names_its_package(
     make_environment: MakeEnvironment, tmp_path: Path, kind: str
 ) -> None:

@@ -12,10 +12,17 @@ import pytest
 
 from support.environments import Environment
 from support.packages import write_package
-from support.samples import FAULTY_TENSORPIPE, GROUP, TENSORPIPE, TORCH_GROUP, old_style_package
+from support.samples import (
+    FAULTY_TENSORPIPE,
+    GROUP,
+    TENSORPIPE,
+    TORCH_GROUP,
+    first_and_thorough,
+    old_style_package,
+)
 
 
-@pytest.fixture(scope="module", params=["theirs first", "ours first"])
+@pytest.fixture(scope="module", params=first_and_thorough(["theirs first", "ours first"]))
 def environment(
     request: pytest.FixtureRequest,
     core_only: Environment,

@@ -26,6 +26,7 @@ AGENTS = ROOT / "packages" / "agents"
 COMPILES_AGENTS = ("install-rpc-backends", "./packages/agents")
 #: The values of the command's option `--transport`.
 TRANSPORTS = ("tensorpipe", "python", "c++")
+KINDS = [pytest.param("tensorpipe", marks=pytest.mark.thorough), *TRANSPORTS[1:]]
 
 CALL = """
     import os
@@ -74,7 +75,10 @@ def _add_program(environment: Environment, name: str, line: str) -> None:
     program.chmod(0o755)
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
+@pytest.fixture(
+    scope="module",
+    params=KINDS,
+)
 def package(
     request: pytest.FixtureRequest,
     with_agents: Environment,

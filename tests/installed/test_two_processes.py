@@ -48,13 +48,24 @@ def program_with(init: str, backend: str) -> str:
 @pytest.mark.parametrize(
     "init",
     [
-        "rpc.init_rpc(me, rank=rank, world_size=2)",
-        "rpc.init_rpc(me, backend='TENSORPIPE', rank=rank, world_size=2)",
-        "rpc.init_rpc(me, backend=rpc.BackendType.TENSORPIPE, rank=rank, world_size=2)",
-        "rpc.init_rpc(me, rank=rank, world_size=2, "
-        "rpc_backend_options=rpc.TensorPipeRpcBackendOptions(num_worker_threads=4))",
+        pytest.param("rpc.init_rpc(me, rank=rank, world_size=2)", id="plain"),
+        pytest.param(
+            "rpc.init_rpc(me, backend='TENSORPIPE', rank=rank, world_size=2)",
+            id="by name",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "rpc.init_rpc(me, backend=rpc.BackendType.TENSORPIPE, rank=rank, world_size=2)",
+            id="by member",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "rpc.init_rpc(me, rank=rank, world_size=2, "
+            "rpc_backend_options=rpc.TensorPipeRpcBackendOptions(num_worker_threads=4))",
+            id="by the type of the options",
+            marks=pytest.mark.thorough,
+        ),
     ],
-    ids=["plain", "by name", "by member", "by the type of the options"],
 )
 def test_tensorpipe_carries_calls(installed: Environment, init: str) -> None:
     results = installed.run_workers(program_with(init, "TENSORPIPE"))
@@ -106,11 +117,21 @@ def test_tensorpipe_carries_calls_in_a_dynamic_group(installed: Environment) -> 
 @pytest.mark.parametrize(
     "init",
     [
-        "rpc.init_rpc(me, backend='FAULTY_TENSORPIPE', rank=rank, world_size=2)",
-        "rpc.init_rpc(me, backend='faulty_tensorpipe', rank=rank, world_size=2)",
-        "rpc.init_rpc(me, backend=rpc.BackendType.FAULTY_TENSORPIPE, rank=rank, world_size=2)",
+        pytest.param(
+            "rpc.init_rpc(me, backend='FAULTY_TENSORPIPE', rank=rank, world_size=2)",
+            id="by name",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "rpc.init_rpc(me, backend='faulty_tensorpipe', rank=rank, world_size=2)",
+            id="without regard to case",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "rpc.init_rpc(me, backend=rpc.BackendType.FAULTY_TENSORPIPE, rank=rank, world_size=2)",
+            id="by member",
+        ),
     ],
-    ids=["by name", "without regard to case", "by member"],
 )
 def test_faulty_tensorpipe_carries_calls(installed: Environment, init: str) -> None:
     results = installed.run_workers(program_with(init, "FAULTY_TENSORPIPE"))

@@ -17,11 +17,16 @@ from support.environments import (
     distributions,
     read_project,
 )
-from support.samples import COMMAND, CORE
+from support.samples import COMMAND, CORE, MakeEnvironment, first_and_thorough
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {read_project(folder)["name"]: folder for folder in distributions(ROOT)}
 DISTRIBUTIONS = list(FOLDERS)
+#: The import packages of each distribution; ``rpc-backends`` has only dependencies.
+PACKAGES = {name: {name.replace("-", "_")} for name in DISTRIBUTIONS if name != "rpc-backends"}
+PACKAGES["rpc-backends-cli"].add("rpc_backends_processes")
+#: What the agents, whose dependencies their setup.py sets, require of this repository.
+NATIVE_REQUIREMENTS = [CORE]
 NATIVE = [name for name, folder in FOLDERS.items() if (folder / "setup.py").exists()]
 
 
@@ -30,7 +35,7 @@ def names_in(wheel: Path) -> list[str]:
         return archive.namelist()
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("distribution", sorted(PACKAGES))
 def test_a_wheel_ships_its_types_and_its_license(
     wheels: dict[str, Path], distribution: str
 ) -> None:
@@ -41,12 +46,13 @@ def test_a_wheel_ships_its_types_and_its_license(
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_a_wheel_contains_only_one_import_package(
+def test_a_wheel_contains_only_its_import_packages(
     wheels: dict[str, Path], distribution: str
 ) -> None:
     roots = {name.split("/")[0] for name in names_in(wheels[distribution])}
+    packages = {root for root in roots if not root.endswith(".dist-info")}
 
-    assert len([root for root in roots if not root.endswith(".dist-info")]) == 1, roots
+    assert packages == PACKAGES.get(distribution, set())
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -59,7 +65,10 @@ def test_a_wheel_has_a_long_description(wheels: dict[str, Path], distribution: s
     assert len(description) > 200, description
 
 
-@pytest.mark.parametrize("distribution", NATIVE)
+@pytest.mark.parametrize(
+    "distribution",
+    first_and_thorough(NATIVE),
+)
 def test_an_sdist_contains_all_sources(distribution: str, tmp_path: Path) -> None:
     folder = FOLDERS[distribution]
     sources = [
@@ -103,14 +112,56 @@ def test_a_wheel_built_from_an_sdist_is_the_same(
     assert sorted(names_in(built)) == sorted(names_in(wheels[distribution]))
 
 
-def test_the_command_installs_neither_suite_nor_bench() -> None:
-    needed, waiting = set(), ["rpc-backends"]
+def required(name: str) -> set[str]:
+    """Return the distributions of this repository that a distribution installs, itself included."""
+    needed, waiting = set(), [name]
     while waiting:
-        name = waiting.pop()
-        needed.add(name)
-        requirements = map(Requirement, read_project(FOLDERS[name]).get("dependencies", []))
-        waiting += [one.name for one in requirements if one.name in FOLDERS]
-    assert needed == {CORE, *COMMAND}
+        needed.add(name := waiting.pop())
+        project = read_project(FOLDERS[name])
+        declared = project.get("dependencies", [])
+        if "dependencies" in project.get("dynamic", []):
+            declared = NATIVE_REQUIREMENTS
+        requirements = map(Requirement, declared)
+        waiting += [requirement.name for requirement in requirements if requirement.name in FOLDERS]
+    return needed
+
+
+def test_what_users_install_has_neither_suite_nor_bench() -> None:
+    assert required("rpc-backends") == {CORE, *COMMAND}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    ["rpc-backends-cli", "rpc-backends-inspect", "rpc-backends-bench", "rpc-backends-testing"],
+)
+def test_a_tool_installs_no_backend(tool: str) -> None:
+    assert [name for name in required(tool) if name.startswith("rpc-backend-")] == []
+
+
+def test_an_extra_of_what_users_install_names_each_other_distribution() -> None:
+    extras = read_project(FOLDERS["rpc-backends"])["optional-dependencies"].values()
+    named = {Requirement(text).name for texts in extras for text in texts}
+
+    assert named == set(FOLDERS) - {CORE, *COMMAND, "rpc-backends-agents"}
+
+
+def test_the_debugger_leaves_torchs_own_tensorpipe(
+    make_environment: MakeEnvironment,
+) -> None:
+    tools = ("rpc-backends-cli", "rpc-backends-agents", "rpc-backends-inspect")
+    environment = make_environment(*tools)
+
+    ran = environment.run(
+        """
+        import json
+        from torch.distributed import rpc
+        import rpc_backends_core
+        assert rpc.BackendType.TENSORPIPE
+        print(json.dumps(rpc_backends_core.record("TENSORPIPE").distribution))
+        """
+    )
+
+    assert ran.json == "torch"
 
 
 def test_the_distributions_satisfy_each_others_dependencies(installed: Environment) -> None:

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 from matrix.pairs import ROOT, Pair
 from matrix.results import Outcome
+from stages import INSTALLED, ON_TENSORPIPE
 from support.environments import clean_environ, extract_commit
 
 _BUILD_TOOLS = (
@@ -43,9 +44,6 @@ _SUITE = (
     "-q",
     "--rpc-backend",
 )
-#: What all suites depend on: everything that is installed, without the engines of other backends.
-_INSTALLED = ("pyproject.toml", "src", "packages", "plugins", ":!packages/bench", ":!*/tests/*")
-_TENSORPIPE = (*_INSTALLED, ":!plugins/zeromq", ":!plugins/ucx")
 #: Seconds that one stage may take.
 _LIMIT = 3600
 
@@ -93,23 +91,26 @@ STAGES = (
             _PROCESSES,
             "-q",
         ),
-        files=(*_TENSORPIPE, "tests/torch_suites"),
+        files=(*ON_TENSORPIPE, "tests/torch_suites"),
     ),
-    Stage("TENSORPIPE", "TENSORPIPE", (*_SUITE, "TENSORPIPE"), files=_TENSORPIPE),
+    Stage("TENSORPIPE", "TENSORPIPE", (*_SUITE, "TENSORPIPE"), files=ON_TENSORPIPE),
     Stage(
-        "FAULTY_TENSORPIPE", "FAULTY_TENSORPIPE", (*_SUITE, "FAULTY_TENSORPIPE"), files=_TENSORPIPE
+        "FAULTY_TENSORPIPE",
+        "FAULTY_TENSORPIPE",
+        (*_SUITE, "FAULTY_TENSORPIPE"),
+        files=ON_TENSORPIPE,
     ),
     Stage(
         "ZEROMQ",
         "ZEROMQ and torch's suites",
         (*_SUITE, "ZEROMQ", "--rpc-tier", "torch"),
-        files=(*_INSTALLED, ":!plugins/ucx"),
+        files=(*INSTALLED, ":!plugins/ucx"),
     ),
     Stage(
         "UCX",
         "UCX and torch's suites",
         (*_SUITE, "UCX", "--rpc-tier", "torch"),
-        files=(*_INSTALLED, ":!plugins/zeromq"),
+        files=(*INSTALLED, ":!plugins/zeromq"),
     ),
     Stage("demo", "demo", ("-m", "demo"), False),
 )

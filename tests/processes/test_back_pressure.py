@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +53,12 @@ def send_all(me: WorkerContext, to: str, folder: str) -> None:
     assert [future.wait() for future in futures] == list(map(str, range(CALLS)))
 
 
+def call_large(me: WorkerContext, to: str) -> None:
+    """Make calls to another worker one after the other; each returns a large tensor."""
+    for _ in range(CALLS // 4):
+        rpc.rpc_sync(to, torch.full, args=((SIZE,), 1), kwargs={"dtype": torch.uint8})
+
+
 def memory(pid: int, field: str) -> int:
     """Return in bytes the current memory of a process (VmRSS), or its peak since `reset_peak` (VmHWM)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -74,8 +79,8 @@ def test_unsent_calls_take_bounded_memory_and_all_arrive(
 ) -> None:
     """While the receiver is suspended, the sender's calls beyond the limit wait."""
     options = {} if limit is None else {"max_unanswered_bytes": limit}
-    with Workers(2, seconds=120) as workers:
-        sender, receiver = workers
+    with Workers(3, seconds=120) as workers:
+        sender, receiver, other = workers
         workers.run(join, f"file://{tmp_path}/store", engine, **options)
         sender.call(steps.call, "worker1")  # connects
         sender.call(return_freed_tensors)
@@ -89,7 +94,7 @@ def test_unsent_calls_take_bounded_memory_and_all_arrive(
             sent = tmp_path / "sent"
             eventually(lambda: sent.exists() and sent.read_text() == str(admitted), sent.read_text)
             if limit is not None:
-                time.sleep(0.3)  # without the limit, worker0 would send more in this time
+                other.call(call_large, "worker0")  # without the limit, worker0 would send more
                 assert sent.read_text() == str(admitted)
         finally:
             os.kill(receiver.pid, signal.SIGCONT)
@@ -137,8 +142,7 @@ def test_memory_for_unread_replies_is_bounded(tmp_path: Path, engine: str) -> No
         suspend(caller.pid)
         try:
             gate.touch()
-            other.call(steps.call, "worker1")
-            time.sleep(0.3)  # without the limit, the callee would make all replies in this time
+            other.call(call_large, "worker1")  # without the limit, it would make all replies
             taken = memory(callee.pid, "VmHWM") - before_replies
         finally:
             os.kill(caller.pid, signal.SIGCONT)

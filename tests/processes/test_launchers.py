@@ -7,12 +7,14 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from support.children import started
 from support.environments import clean_environ, program
 from support.networks import Host, host_names, hosts
 
@@ -73,23 +75,22 @@ def run_together(
     commands: list[tuple[list[str], Mapping[str, str]]], folder: Path
 ) -> list[tuple[int, str]]:
     """Run commands at the same time; return their exit statuses and outputs."""
-    running = [
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env=clean_environ({"PATH": f"{BIN}:{os.environ['PATH']}", **variables}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for command, variables in commands
-    ]
-    try:
-        outputs = [one.communicate(timeout=SECONDS)[0] for one in running]
-    finally:
-        for one in running:
-            one.kill()
-    return [(one.returncode, output) for one, output in zip(running, outputs, strict=True)]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                started(
+                    command,
+                    cwd=folder,
+                    env=clean_environ({"PATH": f"{BIN}:{os.environ['PATH']}", **variables}),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            for command, variables in commands
+        ]
+        outputs = [process.communicate(timeout=SECONDS)[0] for process in processes]
+        return [(p.returncode, output) for p, output in zip(processes, outputs, strict=True)]
 
 
 # --- torchrun ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_cli.processes import Done, Ended, Failure, News
+from rpc_backends_processes import Done, Ended, Failure, News
 from support.workers import WorkerContext, WorkerError, Workers, template
 
 
@@ -122,7 +122,7 @@ def test_a_timeout_shows_where_each_worker_is() -> None:
 
 
 def test_a_failure_is_not_hidden_by_workers_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpc_backends_cli.processes.workers._GRACE_PERIOD", 0.2)
+    monkeypatch.setattr("rpc_backends_processes.workers._GRACE_PERIOD", 0.2)
     with Workers(2) as workers, pytest.raises(WorkerError) as caught:
         workers.run(fail_on_the_second_and_wait_on_the_others)
 
@@ -258,7 +258,7 @@ def test_no_worker_outlives_its_killed_parent(fresh: bool, tmp_path: Path) -> No
     code = f"""if True:
         import os, signal
         from pathlib import Path
-        from rpc_backends_cli.processes import Template, Workers
+        from rpc_backends_processes import Template, Workers
         with Workers(2, fresh={fresh}, template=Template()) as workers:
             Path("pids").write_text(" ".join(str(worker.pid) for worker in workers))
             os.kill(os.getpid(), signal.SIGKILL)

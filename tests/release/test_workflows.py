@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from packaging.version import Version
 
+import stages
 from matrix import pairs
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,13 @@ def test_workflows_run_targets_of_the_makefile() -> None:
     used = re.findall(r"\bmake ([a-z-]+)", text)
     assert used
     assert set(used) <= set(targets)
+
+
+def test_the_jobs_of_ci_run_all_stages() -> None:
+    chosen = jobs("ci")["test"]["strategy"]["matrix"]["include"]
+    assert sorted(" ".join(job["stages"] for job in chosen).split()) == sorted(
+        stage.name for stage in stages.STAGES
+    )
 
 
 def test_only_publishing_jobs_may_write() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import atexit
+import functools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+
+from support.forks import INSTALL_PLUGINS, Ended, Forks
 
 _FOREIGN = ("RPC_BACKENDS_", "PYTHON", "TORCH_DEVICE", "TP_", "MASTER_", "FORCE_COLOR", "COLUMNS")
 
@@ -34,18 +35,27 @@ BACKEND = (construct, init)
 """
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The result of a finished command."""
+#: Variables that Python or torch reads when it starts.
+_AT_START = ("PYTHON", "TORCH", "OMP_", "LD_", "MALLOC")
+_RUN = """
+{install}
+import runpy
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
 
-    status: int
-    stdout: str
-    stderr: str
 
-    @property
-    def json(self) -> Any:
-        """The value of stdout, all of which must be JSON."""
-        return json.loads(self.stdout)
+@functools.cache
+def _forks() -> Forks:
+    """Return the process that the programs of this test process are forked from."""
+    server = Forks({name: v for name, v in os.environ.items() if not name.startswith(_FOREIGN)})
+    atexit.register(server.close)
+    return server
+
+
+def run_module(module: str, *arguments: str, env: Mapping[str, str], cwd: Path) -> Ended:
+    """Do what ``python -m`` does, in a process that is forked from one that has imported torch."""
+    code = _RUN.format(install=INSTALL_PLUGINS, module=module)
+    return _forks().run(code, [module, *arguments], env=env, cwd=cwd)
 
 
 class Command:
@@ -63,7 +73,11 @@ class Command:
         return {**environ, **no_name_server, **packages, **(extra or {})}
 
     def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
-        return self.python("-m", "rpc_backends_cli", *arguments, env=env)
+        """Run the command in a process that is forked, unless its start depends on ``env``."""
+        if any(name.startswith(_AT_START) for name in env or {}):
+            return self.python("-m", "rpc_backends_cli", *arguments, env=env)
+        environ = self.environ(env)
+        return run_module("rpc_backends_cli", *arguments, env=environ, cwd=self.packages.parent)
 
     def python(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         done = subprocess.run(

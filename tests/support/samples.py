@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import pytest
 
 from support.environments import Environment
 from support.packages import write_package
@@ -13,7 +16,7 @@ CORE = "rpc-backends-core"
 TENSORPIPE = "rpc-backend-tensorpipe"
 FAULTY_TENSORPIPE = "rpc-backend-faulty-tensorpipe"
 # What `pip install rpc-backends` installs beside the core.
-COMMAND = (TENSORPIPE, FAULTY_TENSORPIPE, "rpc-backends")
+COMMAND = (TENSORPIPE, FAULTY_TENSORPIPE, "rpc-backends-cli", "rpc-backends")
 # Distributions that need C++.
 NEED_AGENTS = (
     "rpc-backends-agents",
@@ -149,3 +152,9 @@ def hooks_package(
         modules={f"{module}.py": source},
         entry_points={HOOKS_GROUP: {module: module}},
     )
+
+
+def first_and_thorough(values: Iterable[Any]) -> list[Any]:
+    """Return the values as parameters of a test, of which `make test` uses only the first."""
+    first, *others = values
+    return [first, *(pytest.param(value, marks=pytest.mark.thorough) for value in others)]

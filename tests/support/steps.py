@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import launcher_environ
+from rpc_backends_processes import launcher_environ
 from support.workers import WorkerContext
 
 #: Upper limit in seconds for what happens at once, even on a busy machine; far below the time limits that

@@ -1,6 +1,6 @@
 """Worker processes of the command, started in a clean environment.
 
-See `rpc_backends_cli.processes.workers`.
+See `rpc_backends_processes.workers`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli.processes import (
+from rpc_backends_processes import (
     Done,
     Failure,
     Step,
@@ -21,7 +21,7 @@ from rpc_backends_cli.processes import (
     WorkerContext,
     WorkerError,
 )
-from rpc_backends_cli.processes import Workers as _Workers
+from rpc_backends_processes import Workers as _Workers
 from support.command import wait_until
 from support.environments import clean_environ
 
@@ -47,7 +47,7 @@ def template() -> Template:
     It does not import FAULTY_TENSORPIPE, whose import makes torch register a backend.
     """
     return Template(
-        preload=[module for module in PLUGINS if find_spec(module.partition(".")[0])],
+        preload=["pytest", *(module for module in PLUGINS if find_spec(module.partition(".")[0]))],
         variables=clean_environ(),
         path=[str(ROOT / "tests")],
         # Workers import test modules under the names that pytest gives them, from this repository only.
@@ -56,7 +56,7 @@ def template() -> Template:
 
 
 class Workers(_Workers):
-    """Workers in a clean environment. See `rpc_backends_cli.processes.Workers`."""
+    """Workers in a clean environment. See `rpc_backends_processes.Workers`."""
 
     def __init__(self, size: int, **settings: Any) -> None:
         super().__init__(size, **{"template": template(), **settings})

@@ -15,6 +15,8 @@ _IMPORT_ROOT = str(Path(__file__).parents[__name__.count(".")])
 if _IMPORT_ROOT not in sys.path:
     sys.path.insert(0, _IMPORT_ROOT)
 
+#: ``make test`` runs each fourth of the tests on TENSORPIPE.
+_TENSORPIPE, _EVERY = "test_tensorpipe.py", 4
 _STOCK = "--torch-suites-stock"
 _BACKEND = "torch_suites_backend"
 _ADAPTED = "torch_suites_adapted"
@@ -53,7 +55,17 @@ def torch_suites_stock(pytestconfig: pytest.Config) -> bool:
     return _is_stock(pytestconfig)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what only ``make test-all`` and CI run, and record the backend of each of torch's tests."""
+    of_tensorpipe = [item for item in items if item.path == Path(__file__).with_name(_TENSORPIPE)]
+    for number, item in enumerate(of_tensorpipe):
+        if number % _EVERY:
+            item.add_marker(pytest.mark.thorough)
+    _record_backends(items)
+
+
+def _record_backends(items: list[pytest.Item]) -> None:
     """Record the backend of each of torch's tests for the summary, as a property, which reports carry."""
     ours = [item for item in items if item.path.parent == Path(__file__).parent]
     if not ours:

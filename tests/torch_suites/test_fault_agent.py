@@ -30,7 +30,7 @@ def _fixture(backend: str) -> type[Any]:
 
         @property
         def rpc_backend_options(self) -> Any:
-            from rpc_backends_faults import old_options, wanted
+            from rpc_backends_faults import old_options, settings
             from rpc_backends_faults.rules import RuleSet
 
             os.environ.pop(DENY, None)
@@ -41,7 +41,7 @@ def _fixture(backend: str) -> type[Any]:
             rules = old_options.rules(
                 options.messages_to_fail, options.messages_to_delay, options.num_fail_sends
             )
-            wanted.enable(RuleSet(tuple(rules)))
+            settings.enable(RuleSet(tuple(rules)))
             return options
 
     return Fixture

@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from rpc_backends_faults import files, live, wanted
-from rpc_backends_faults.errors import RuleError
-from rpc_backends_faults.kinds import KINDS, MESSAGE_TYPES, WRAPPERS
-from rpc_backends_faults.patterns import matches
-from rpc_backends_faults.rules import Length, Rule
+from rpc_backends_faults import files, live, settings
+from rpc_backends_faults.rules import (
+    KINDS,
+    MESSAGE_TYPES,
+    WRAPPERS,
+    Length,
+    Rule,
+    RuleError,
+    matches,
+)
 from rpc_backends_faults.words import explain
 
 
@@ -439,7 +444,7 @@ def test_an_invalid_rule_of_the_program_is_refused(given: Any, said: str) -> Non
 def test_an_invalid_seed_of_the_program_is_refused(seed: Any) -> None:
     with pytest.raises(RuleError, match="the seed is"):
         live.enable(seed=seed)
-    wanted.disable()
+    settings.disable()
 
 
 def test_every_kind_has_its_own_explanation() -> None:

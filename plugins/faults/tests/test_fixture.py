@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_faults import RuleError
 from rpc_backends_faults.testing import Runner
+from rpc_backends_processes import WorkerContext
 
 _total = torch.zeros(1)
 _lock = threading.Lock()

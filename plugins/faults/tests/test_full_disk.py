@@ -11,7 +11,7 @@ import pytest
 from rpc_backends_faults import _native, start
 from rpc_backends_faults.check import check
 from rpc_backends_faults.engine import Engine
-from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.rules import RuleError
 from support import steps
 from support.workers import WorkerContext, Workers
 

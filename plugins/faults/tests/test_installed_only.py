@@ -51,4 +51,4 @@ def test_an_invalid_variable_is_still_an_error(name: str) -> None:
     outcome, modules = _start(**{name: "not there"})
 
     assert outcome.startswith("RefusedError")
-    assert "rpc_backends_faults.wanted" in modules
+    assert "rpc_backends_faults.settings" in modules

@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "late_remote"
 pytestmark = pytest.mark.slow
 
 BACKENDS = [
-    "TENSORPIPE",
+    pytest.param("TENSORPIPE", marks=pytest.mark.thorough),
     pytest.param("torch's TENSORPIPE", marks=pytest.mark.thorough),
     pytest.param("FAULTY_TENSORPIPE", marks=pytest.mark.thorough),
     "ZEROMQ",

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from rpc_backends_faults import live, replay, report_page
-from rpc_backends_faults.kinds import KINDS
-from rpc_backends_faults.rules import Rule
+from rpc_backends_faults.rules import KINDS, Rule
 from support import steps
 from support.workers import Workers
 

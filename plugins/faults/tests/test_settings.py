@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rpc_backends_faults import replay, settings
-from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.rules import RuleError
 
 
 @pytest.mark.parametrize("value", ["1", "true", "yes", "ON", "0", "off", "no", "False"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_faults import _native, files, regular_files, wanted, watching
+from rpc_backends_faults import _native, files, regular_files, settings, watching
 from rpc_backends_faults.engine import Engine
 from rpc_backends_faults.rules import RuleSet
 from rpc_backends_faults.watching import Watcher
@@ -115,12 +115,19 @@ def test_a_failure_of_the_watcher_does_not_stop_it(
 
 
 def test_a_removed_file_is_logged_once_and_its_rules_stay(
-    path: Path, engine: Engine, watch: Callable[[], None], caplog: pytest.LogCaptureFixture
+    path: Path,
+    engine: Engine,
+    watch: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    looks: list[Path] = []
+    monkeypatch.setattr(watching, "state", lambda p: looks.append(p) or regular_files.state(p))
     watch()
     path.unlink()
     wait_for(lambda: "is gone" in caplog.text)
-    time.sleep(0.2)
+    looks.clear()
+    wait_for(lambda: len(looks) > 3)
 
     assert caplog.text.count("is gone") == 1
     assert [rule.name for rule in engine.rules] == ["old"]
@@ -146,7 +153,7 @@ def test_a_change_before_the_watch_starts_is_read(
     path: Path, engine: Engine, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(watching, "INTERVAL", 0.01)
-    seen = regular_files.state(path)  # `wanted` does the same before it reads the rules
+    seen = regular_files.state(path)  # `settings.now` does the same before it reads the rules
     replace(path, OLD.replace("old", "new"))
     watcher = Watcher(path, engine, lambda rules: None, seen)
     engine.at_close(watcher.close)
@@ -167,7 +174,7 @@ def test_the_state_of_the_file_is_taken_before_reading(
 
     monkeypatch.setattr(files, "read", read_and_change)
     monkeypatch.setenv("RPC_BACKENDS_FAULTS", str(path))
-    found = wanted.now()
+    found = settings.now()
 
     assert found is not None
     assert found.seen == before != regular_files.state(path)
@@ -184,14 +191,14 @@ def test_a_changed_seed_does_not_override_the_variable(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RPC_BACKENDS_FAULTS", str(path))
-    found = wanted.now()
+    found = settings.now()
     assert found is not None
-    assert (found.seed_with(0), found.seed_with(5)) == (None, 5)
+    assert (found.seeds.chosen(0), found.seeds.chosen(5)) == (None, 5)
 
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_SEED", "9")
-    found = wanted.now()
+    found = settings.now()
     assert found is not None
-    assert (found.seed_with(0), found.seed_with(5)) == (9, 9)
+    assert (found.seeds.chosen(0), found.seeds.chosen(5)) == (9, 9)
 
 
 def test_a_program_may_change_its_working_directory(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch.distributed import rpc
 
 from support import steps
+from support.command import wait_until
 from support.steps import AT_ONCE, Meeting, join_dynamic
 from support.workers import Done, Failure, WorkerContext, Workers
 
@@ -166,7 +166,8 @@ def now_serving() -> None:
 
 def serve_slowly(caller: str) -> str:
     rpc.rpc_sync(caller, now_serving)
-    time.sleep(0.5)  # meanwhile the worker begins to leave
+    agent = rpc.api._get_current_rpc_agent()
+    wait_until(lambda: not agent.is_listed)  # until this worker leaves
     return "served"
 
 
@@ -187,7 +188,8 @@ def ask_and_leave(me: WorkerContext, to: str) -> str:
 
 
 def answer_slowly() -> str:
-    time.sleep(0.5)  # meanwhile the worker begins to leave
+    agent = rpc.api._get_current_rpc_agent()
+    wait_until(lambda: len(agent.get_worker_infos()) == 1)  # until the caller leaves
     return "served"
 
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 
 from rpc_backends_agents.common import secret
 from rpc_backends_agents.common.secret import Secret
+from support.children import started
 
 _FOREIGN = ("RPC_BACKENDS_", "MASTER_", "TORCHELASTIC_", "XDG_RUNTIME_DIR")
 
@@ -59,12 +60,14 @@ class NetworkHost:
     :ivar four: its IPv4 address.
     :ivar six: its IPv6 address.
     :ivar interface: the network interface that has both.
+    :ivar processes: ends the processes of the host.
     """
 
     name: str
     four: str
     six: str
     interface: str
+    processes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def run(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Any:
         """Run Python on the host, and parse the JSON in its last line of output."""
@@ -73,7 +76,7 @@ class NetworkHost:
     def start(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Running:
         """Start Python on the host, without waiting for it."""
         command = ["ip", "netns", "exec", self.name, sys.executable, "-c", dedent(code), *arguments]
-        process = subprocess.Popen(
+        process = started(
             command,
             env={**os.environ, **(env or {})},
             stdin=subprocess.PIPE,
@@ -81,7 +84,7 @@ class NetworkHost:
             stderr=subprocess.PIPE,
             text=True,
         )
-        return Running(process)
+        return Running(self.processes.enter_context(process))
 
 
 @dataclass(frozen=True)
@@ -105,10 +108,7 @@ class Running:
 
     def result(self) -> Any:
         """Wait until it ends, and parse the JSON in its last line."""
-        try:
-            output, errors = self.process.communicate(timeout=60)
-        finally:
-            self.process.kill()
+        output, errors = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, errors
         return json.loads(output.splitlines()[-1])
 
@@ -128,6 +128,7 @@ def two_hosts() -> Iterator[tuple[NetworkHost, NetworkHost]]:
         for host in hosts:
             _ip_or_skip("netns", "add", host.name)
             stack.callback(_ip, "netns", "delete", host.name)
+            stack.enter_context(host.processes)
         one, two = hosts
         _ip_or_skip(
             *("link", "add", one.interface, "netns", one.name, "type", "veth"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -32,10 +31,13 @@ def test_a_key_belongs_to_the_peer_learned_with_it() -> None:
 
 
 def test_an_early_peer_waits_until_it_is_learned() -> None:
-    control = AdmissionControl("ZEROMQ", expected=2, grace_period=SOON)
+    control = AdmissionControl("ZEROMQ", expected=3, grace_period=SOON)
     control.learn(1, OTHER)
     thread, answers = ask_on_thread(control, KEY)
-    time.sleep(0.05)
+    later_thread, later_answers = ask_on_thread(control, b"c" * 40)
+    control.learn(3, b"c" * 40)
+    later_thread.join(SOON)
+    assert later_answers == [3]
     assert answers == []
 
     control.learn(2, KEY)

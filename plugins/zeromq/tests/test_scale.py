@@ -11,9 +11,9 @@ SIZES = [2, 4, pytest.param(17, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_static_group_matches_its_simulation(size: int) -> None:
+def test_a_static_group_matches_the_listed_counts(size: int) -> None:
     assert not deviations("ZEROMQ", size, dynamic=False)
 
 
-def test_dynamic_joins_and_leaves_match_their_simulation() -> None:
+def test_dynamic_joins_and_leaves_match_the_listed_counts() -> None:
     assert not deviations("ZEROMQ", 4, dynamic=True)

@@ -13,7 +13,7 @@ import time
 from array import array
 from typing import Any
 
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_processes import WorkerContext
 
 #: Size of the message, in bytes, that is compared with a no-op.
 SMALL = 64

@@ -289,7 +289,7 @@ def measure_plan(
     """Measure; return the results, and whether the run was interrupted."""
     from rpc_backends_bench import machine, measure
     from rpc_backends_bench.progress import Progress
-    from rpc_backends_cli.processes import exit_on_signals
+    from rpc_backends_processes import exit_on_signals
 
     about = [_about(subject) for subject in subjects]
     packages = tuple(dict.fromkeys(one["distribution"] for one in about if one["distribution"]))

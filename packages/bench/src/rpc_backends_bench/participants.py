@@ -16,7 +16,7 @@ from rpc_backends_bench import baselines, worker_tasks
 from rpc_backends_bench.plan import BY_ID
 from rpc_backends_bench.results import BASELINE
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_cli.processes import Done, Failure, Step, Template, WorkerError, Workers, environ
+from rpc_backends_processes import Done, Failure, Step, Template, WorkerError, Workers, environ
 
 #: How long a task may take, and how much longer for each worker: on few cores the workers take turns.
 TASK_TIMEOUT_S, TASK_TIMEOUT_PER_WORKER_S = 90.0, 3.0

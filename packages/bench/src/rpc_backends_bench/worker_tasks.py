@@ -14,7 +14,7 @@ from typing import Any
 
 from rpc_backends_bench import accounting
 from rpc_backends_bench.subjects import Subject
-from rpc_backends_cli.processes import WorkerContext, launcher_environ
+from rpc_backends_processes import WorkerContext, launcher_environ
 
 #: Start and end of a task in seconds, by the clock that all processes share.
 Span = tuple[float, float]

@@ -71,7 +71,7 @@ class Application(click.Group):
             command = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             why = f"it cannot be loaded: {type(error).__name__}: {error}. Reinstall the package: "
-            return _unavailable(cmd_name, why + "pip install --force-reinstall rpc-backends")
+            return _unavailable(cmd_name, why + "pip install --force-reinstall rpc-backends-cli")
         assert isinstance(command, click.Command)
         return command
 
@@ -151,7 +151,7 @@ Examples:
   rpc-backends conformance MY_BACKEND    test a backend against the contract
 """,
 )
-@click.version_option(__version__, package_name="rpc-backends", prog_name="rpc-backends")
+@click.version_option(__version__, package_name="rpc-backends-cli", prog_name="rpc-backends")
 @debug_option
 def cli() -> None:
     """Inspect, test and measure the RPC backends of PyTorch on this machine.

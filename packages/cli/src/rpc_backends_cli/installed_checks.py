@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rpc_backends_cli import isolation
 from rpc_backends_cli.installed import UnusableError, remedy, run_check
-from rpc_backends_cli.processes import WorkerContext
-from rpc_backends_cli.report import Finding, Section
+from rpc_backends_cli.report import Finding, Section, limit_note
 from rpc_backends_core.spi import inspection
+from rpc_backends_processes import WorkerContext, isolation
 
 if TYPE_CHECKING:
     from rpc_backends_core.spi import Record
@@ -38,8 +37,8 @@ def _section(key: str, number: int, found: Record, limit: float) -> Section:
         findings = [Finding(**finding) for finding in section["findings"]]
         return Section(key, section["title"], findings)
     if text is None:
-        text = f"{found.value} of {found.origin}: {outcome.error}{isolation.limit_note(outcome, limit)}\n"
-        text += remedy(found)
+        note = limit_note(limit, timed_out=outcome.timed_out)
+        text = f"{found.value} of {found.origin}: {outcome.error}{note}\n{remedy(found)}"
     return Section(key, found.name, [Finding("problem", "not checked", text)])
 
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rpc_backends_cli import isolation
 from rpc_backends_cli.installed import remedy, unloadable
 from rpc_backends_cli.output import Failure, origin
-from rpc_backends_cli.processes import WorkerContext
-from rpc_backends_cli.report import Finding, Section, seconds
+from rpc_backends_cli.report import Finding, Section, limit_note, seconds
+from rpc_backends_processes import WorkerContext, isolation
 
 if TYPE_CHECKING:
     from rpc_backends_core.spi import Record
@@ -73,7 +72,7 @@ def load_all(items: Iterable[Item], limit: float) -> dict[Item, Loaded]:
         if left:
             # Loading the first item ended the process; try the rest in a new process.
             failure = outcome.error or "the process ended without a result"
-            failure += isolation.limit_note(outcome, limit)
+            failure += limit_note(limit, timed_out=outcome.timed_out)
             results[left.pop(0)] = Loaded(None, failure, complete=False)
     return results
 
@@ -136,7 +135,9 @@ def call_hooks(found: Record, limit: float) -> Loaded:
     (outcome,) = isolation.run(_call_hooks, [(hook_id(found),)], limit)
     if outcome.error is None:
         return Loaded(None, outcome.result)
-    failure = f"while {outcome.stage}: {outcome.error}{isolation.limit_note(outcome, limit)}"
+    failure = (
+        f"while {outcome.stage}: {outcome.error}{limit_note(limit, timed_out=outcome.timed_out)}"
+    )
     return Loaded(None, failure, complete=False)
 
 

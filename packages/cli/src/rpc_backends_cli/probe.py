@@ -10,9 +10,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli import isolation
-from rpc_backends_cli.processes import WorkerContext
-from rpc_backends_cli.report import Finding, seconds
+from rpc_backends_cli.report import Finding, limit_note, seconds
+from rpc_backends_processes import WorkerContext, isolation
 
 CALLS = 100
 
@@ -39,7 +38,7 @@ def check(backend: str, limit: float) -> Finding:
         "timed_out": failed.timed_out,
         "limit_seconds": limit,
     }
-    text = f"failed while {stage}: {failed.error}{isolation.limit_note(failed, limit)}"
+    text = f"failed while {stage}: {failed.error}{limit_note(limit, timed_out=failed.timed_out)}"
     return Finding("problem", backend, text, data)
 
 

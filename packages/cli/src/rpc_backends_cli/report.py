@@ -98,3 +98,8 @@ def _count(number: int, what: str) -> str:
 def seconds(value: float) -> str:
     """Format a duration; below one second, in milliseconds."""
     return f"{value:.2f} s" if value >= 0.9995 else f"{value * 1000:.3g} ms"
+
+
+def limit_note(limit: float, *, timed_out: bool) -> str:
+    """Return a line that says how to change a time limit; empty if it was not exceeded."""
+    return f"\nThe limit was {limit:g} s; change it with --timeout." if timed_out else ""

@@ -28,9 +28,9 @@ from rpc_backends_cli.output import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rpc_backends_cli.isolation import Outcome
-    from rpc_backends_cli.processes import WorkerContext
     from rpc_backends_core import Record
+    from rpc_backends_processes import WorkerContext
+    from rpc_backends_processes.isolation import Outcome
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def gather(name: str, limit: float) -> Page:
     :param limit: time limit in seconds.
     :raises Failure: it cannot be loaded.
     """
-    from rpc_backends_cli import isolation
+    from rpc_backends_processes import isolation
 
     (outcome,) = isolation.run(_look, [(name,)], limit)
     if isinstance(outcome.result, Page):
@@ -112,13 +112,13 @@ def _look(me: WorkerContext, name: str) -> Page | _Refused:
 
 def _unloadable(name: str, outcome: Outcome, limit: float) -> str:
     """Return the message for a process that hung or crashed while it loaded a backend."""
-    from rpc_backends_cli import isolation
     from rpc_backends_cli.installed import unloadable
+    from rpc_backends_cli.report import limit_note
     from rpc_backends_core.spi import RpcBackendsError
     from rpc_backends_core.spi.inspection import record
 
     text = f"{outcome.error} while {outcome.stage or 'it started'}"
-    text += isolation.limit_note(outcome, limit)
+    text += limit_note(limit, timed_out=outcome.timed_out)
     try:
         found = record(name)
     except RpcBackendsError:

@@ -1,4 +1,4 @@
-"""The stacks that faulthandler writes."""
+"""What the threads of a worker do, by the stacks that faulthandler writes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
 
-_HEAD = re.compile(
-    r"(?:Thread|Current thread) 0x([0-9a-f]+)(?: \[[^\]]*\])? \(most recent call first\):"
-)
+from rpc_backends_processes import stacks
+
 _HOLDER = re.compile(r"^GIL 0x0*([0-9a-f]+)$", re.MULTILINE)
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _RPC = "torch/distributed/rpc/"
 #: The files of the functions that call methods of RRefs, and functions with ``async_execution``.
 _WRAPPERS = (f"{_RPC}rref_proxy.py", f"{_RPC}functions.py")
@@ -81,13 +79,10 @@ class Thread:
 
 def parse(text: str) -> list[Thread]:
     """Parse the output of faulthandler."""
-    threads: list[tuple[int, list[Frame]]] = []
-    for line in text.splitlines():
-        if head := _HEAD.fullmatch(line):
-            threads.append((int(head[1], 16), []))
-        elif threads and (frame := _FRAME.fullmatch(line)):
-            threads[-1][1].append(Frame(frame[1], int(frame[2]), frame[3]))
-    return [Thread(number, tuple(frames)) for number, frames in threads]
+    return [
+        Thread(number, tuple(Frame(*place) for place in places))
+        for number, places in stacks.parse(text)
+    ]
 
 
 def gil_holder(text: str) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rpc_backends_cli.processes import WorkerContext as WorkerContext
-    from rpc_backends_cli.processes import Workers as Workers
+    from rpc_backends_processes import WorkerContext as WorkerContext
+    from rpc_backends_processes import Workers as Workers
     from rpc_backends_testing.checks import expect as expect
     from rpc_backends_testing.marks import in_group as in_group
     from rpc_backends_testing.marks import requirement as requirement
@@ -24,10 +24,10 @@ _HOMES = {
     "expect": "rpc_backends_testing.checks",
     "in_group": "rpc_backends_testing.marks",
     "requirement": "rpc_backends_testing.marks",
-    "WorkerContext": "rpc_backends_cli.processes",
+    "WorkerContext": "rpc_backends_processes",
     "Subject": "rpc_backends_testing.subject",
     "TransportContract": "rpc_backends_testing.transports.contract",
-    "Workers": "rpc_backends_cli.processes",
+    "Workers": "rpc_backends_processes",
 }
 
 __all__ = list(_HOMES)

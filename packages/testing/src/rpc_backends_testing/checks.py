@@ -18,7 +18,7 @@ from rpc_backends_testing.comparison import describe, difference
 from rpc_backends_testing.deviations import Deviation, DeviationError, deviate
 
 if TYPE_CHECKING:
-    from rpc_backends_cli.processes import WorkerContext
+    from rpc_backends_processes import WorkerContext
 
 __all__ = [
     "WAYS",

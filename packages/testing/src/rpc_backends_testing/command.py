@@ -18,8 +18,8 @@ import click
 
 import rpc_backends_testing as testing
 from rpc_backends_cli import Failure, console, debug_option, json_option
-from rpc_backends_cli.processes import Done, News, Template, WorkerError, Workers, exit_on_signals
-from rpc_backends_cli.processes import Failure as StepFailed
+from rpc_backends_processes import Done, News, Template, WorkerError, Workers, exit_on_signals
+from rpc_backends_processes import Failure as StepFailed
 from rpc_backends_testing import badge as badges
 from rpc_backends_testing.chapters import CHAPTERS
 from rpc_backends_testing.console import render

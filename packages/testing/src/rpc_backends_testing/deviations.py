@@ -29,6 +29,11 @@ class DeviationError(AssertionError):
         )
         self.deviation = deviation
 
+    @property
+    def worker_details(self) -> Deviation:
+        """What a worker sends with this error to the process of the test."""
+        return self.deviation
+
     def __reduce__(self) -> Any:
         return DeviationError, (self.deviation,)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli.processes import Template, WorkerError, Workers
 from rpc_backends_core.spi.inspection import default_registry
+from rpc_backends_processes import Template, WorkerError, Workers
 from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import deviate, run_step
 from rpc_backends_testing.subject import Subject
@@ -23,7 +23,7 @@ SECONDS = 30.0
 @functools.cache
 def template(modules: tuple[str, ...]) -> Template:
     """Return a template for workers that has the suite imported and the backends discovered."""
-    return Template(preload=modules, prepare=[find_backends])
+    return Template(preload=("pytest", *modules), prepare=[find_backends])
 
 
 def find_backends() -> None:
@@ -106,7 +106,7 @@ class _Step:
     """A step as a reference. Pickle would look it up by name, and find the test that has replaced it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        from rpc_backends_cli.processes import Reference
+        from rpc_backends_processes import Reference
 
         self.reference = Reference.to(function)
 

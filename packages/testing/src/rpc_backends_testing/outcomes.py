@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 
-from rpc_backends_cli.processes import WorkerError
+from rpc_backends_processes import WorkerError
 from rpc_backends_testing.checks import DeviationError
 from rpc_backends_testing.exclusions import reason_to_exclude
 from rpc_backends_testing.marks import REQUIREMENT, DoesNotApplyError
@@ -23,7 +23,7 @@ from rpc_backends_testing.time_limits import TimeLimits
 PROPERTY = "rpc_requirement"
 
 #: Parts of the paths of modules whose frames a failure does not show.
-_OWN = ("/rpc_backends_testing/", "/rpc_backends_cli/processes/", "/_pytest/", "/pluggy/")
+_OWN = ("/rpc_backends_testing/", "/rpc_backends_processes/", "/_pytest/", "/pluggy/")
 #: A part of torch's text for a call without an answer.
 _TIMEOUT = "RPC ran for more than set timeout"
 
@@ -161,10 +161,9 @@ def advice_for(result: Result, error: BaseException) -> str:
 def explain(result: Result, error: BaseException, trace: str) -> None:
     """Set the call, the expected and the actual result in ``result``."""
     result.detail = trace
-    deviation = None
-    if isinstance(error, DeviationError | WorkerError):
-        deviation = error.deviation
+    deviation = error.deviation if isinstance(error, DeviationError) else None
     if isinstance(error, WorkerError):
+        deviation = error.details
         result.detail, result.has_stacks = str(error), error.late or error.died
     if deviation is not None:
         result.call, result.expected, result.got = (

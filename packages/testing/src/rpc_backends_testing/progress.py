@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_processes import WorkerContext
 
 _REQUIREMENT = "rpc_requirement"
 _FACTS = ("id", "outcome", "seconds", "reason", "call", "expected", "got", "detail", "has_stacks")

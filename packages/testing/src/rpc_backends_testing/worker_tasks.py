@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_processes import WorkerContext
 from rpc_backends_testing.subject import Subject
 
 

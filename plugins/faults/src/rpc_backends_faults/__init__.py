@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rpc_backends_faults.errors import NotWrappedError, RuleError
     from rpc_backends_faults.live import Worker, add, counts, enable, remove, rule
     from rpc_backends_faults.marks import mark
-    from rpc_backends_faults.wanted import disable
+    from rpc_backends_faults.rules import NotWrappedError, RuleError
+    from rpc_backends_faults.settings import disable
 
 __all__ = [
     "NotWrappedError",
@@ -29,12 +29,12 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
-    "NotWrappedError": "errors",
-    "RuleError": "errors",
+    "NotWrappedError": "rules",
+    "RuleError": "rules",
     "Worker": "live",
     "add": "live",
     "counts": "live",
-    "disable": "wanted",
+    "disable": "settings",
     "enable": "live",
     "mark": "marks",
     "remove": "live",

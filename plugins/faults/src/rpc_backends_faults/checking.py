@@ -7,19 +7,30 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rpc_backends_core.spi import nearest
-from rpc_backends_faults import limits
-from rpc_backends_faults.errors import RuleError
-from rpc_backends_faults.kinds import (
+from rpc_backends_faults.rules import (
     CALLS,
     KINDS,
+    LEAST_RATE,
     MESSAGE_TYPES,
+    MOST_COPIES,
+    MOST_COUNT,
+    MOST_PATTERN,
+    MOST_PATTERNS,
+    MOST_RATE,
+    MOST_SECONDS,
+    MOST_TEXT,
+    MOST_UNKNOWN,
     NEVER_TWICE,
     OF_A_WORKER,
     WRAPPERS,
+    Length,
+    Rule,
+    RuleError,
+    is_count,
+    is_number,
+    matches,
+    shown,
 )
-from rpc_backends_faults.limits import MOST_SECONDS, is_count, is_number, shown
-from rpc_backends_faults.patterns import matches
-from rpc_backends_faults.rules import Length, Rule
 
 #: Keys that every rule may have.
 COMMON = (
@@ -132,7 +143,7 @@ class _Check:
             within=self.seconds("within", 1.0, above=True),
             one_way=self.flag("one_way"),
             rate=self.rate() if "rate" in self.settings else 0.0,
-            copies=self.count("copies", 2, least=2, most=limits.MOST_COPIES),
+            copies=self.count("copies", 2, least=2, most=MOST_COPIES),
             exit_code=self.exit_code(),
             text=self.text("text"),
             source=self.where(None).removesuffix(": "),
@@ -170,7 +181,7 @@ class _Check:
         if what in OF_A_WORKER:
             allowed.add("worker")
         unknown = [key for key in self.settings if key not in ALL_KEYS]
-        for key in unknown[: limits.MOST_UNKNOWN]:
+        for key in unknown[:MOST_UNKNOWN]:
             self.problem(key, f"{shown(key)} is not a key of a rule.{_hint(key, ALL_KEYS)}")
         for key in self.settings:
             if key in ALL_KEYS and key not in allowed:
@@ -236,10 +247,10 @@ class _Check:
             self.problem(
                 key, f"{key!r} is empty and would match nothing; remove it to match everything."
             )
-        if len(values) > limits.MOST_PATTERNS:
+        if len(values) > MOST_PATTERNS:
             self.problem(
                 key,
-                f"{key!r} is a list of {len(values)} patterns; at most {limits.MOST_PATTERNS} are"
+                f"{key!r} is a list of {len(values)} patterns; at most {MOST_PATTERNS} are"
                 " allowed.",
             )
             return ()
@@ -248,10 +259,10 @@ class _Check:
         return tuple(values)
 
     def pattern(self, key: str, pattern: str) -> None:
-        if len(pattern) > limits.MOST_PATTERN:
+        if len(pattern) > MOST_PATTERN:
             self.problem(
                 key,
-                f"{key!r} has a pattern of {len(pattern)} characters; at most {limits.MOST_PATTERN} are"
+                f"{key!r} has a pattern of {len(pattern)} characters; at most {MOST_PATTERN} are"
                 " allowed.",
             )
         self.utf8(key, pattern)
@@ -279,13 +290,11 @@ class _Check:
             return 1.0
         return float(value)
 
-    def count(
-        self, key: str, default: int, *, least: int = 0, most: int = limits.MOST_COUNT
-    ) -> int:
+    def count(self, key: str, default: int, *, least: int = 0, most: int = MOST_COUNT) -> int:
         value: Any = self.settings.get(key, default)
         if is_count(value, least, most):
             return int(value)
-        limited = most < limits.MOST_COUNT or is_count(value, most, value)
+        limited = most < MOST_COUNT or is_count(value, most, value)
         bound = f", and at most {most}" if limited else ""
         self.problem(
             key, f"{key!r} is {shown(value)}; it must be a whole number, {least} or more{bound}."
@@ -305,15 +314,15 @@ class _Check:
         return default
 
     def rate(self) -> float:
-        value: Any = self.settings.get("rate", limits.LEAST_RATE)
-        if is_number(value, limits.LEAST_RATE, limits.MOST_RATE):
+        value: Any = self.settings.get("rate", LEAST_RATE)
+        if is_number(value, LEAST_RATE, MOST_RATE):
             return float(value)
         self.problem(
             "rate",
             f"'rate' is {shown(value)}; it must be a number of bytes per second from "
-            f"{limits.LEAST_RATE:.0f} to {limits.MOST_RATE:.0f}.",
+            f"{LEAST_RATE:.0f} to {MOST_RATE:.0f}.",
         )
-        return limits.LEAST_RATE
+        return LEAST_RATE
 
     def optional_seconds(self, key: str) -> float | None:
         found = self.seconds(key, -1.0) if key in self.settings else -1.0
@@ -331,10 +340,10 @@ class _Check:
         if not isinstance(value, str):
             self.problem(key, f"{key!r} is {shown(value)}; it must be a string.")
             return ""
-        if len(value) > limits.MOST_TEXT:
+        if len(value) > MOST_TEXT:
             self.problem(
                 key,
-                f"{key!r} has {len(value)} characters; at most {limits.MOST_TEXT} are allowed.",
+                f"{key!r} has {len(value)} characters; at most {MOST_TEXT} are allowed.",
             )
         self.utf8(key, value)
         return value

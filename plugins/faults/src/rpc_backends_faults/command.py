@@ -79,7 +79,7 @@ def check(file: Path, as_json: bool) -> None:
     If the file is wrong, prints every problem with its line and exits with status 1.
     """
     from rpc_backends_faults import files
-    from rpc_backends_faults.errors import RuleError
+    from rpc_backends_faults.rules import RuleError
     from rpc_backends_faults.words import explain
 
     try:

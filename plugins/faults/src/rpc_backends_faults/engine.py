@@ -6,14 +6,13 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from rpc_backends_faults import _native, marks, replay
-from rpc_backends_faults.errors import RuleError
-from rpc_backends_faults.kinds import HOUSEKEEPING
 from rpc_backends_faults.replay import Recording
-from rpc_backends_faults.rules import Rule, RuleSet
+from rpc_backends_faults.rules import HOUSEKEEPING, Rule, RuleError, RuleSet
+from rpc_backends_faults.settings import Seeds
 
 logger = logging.getLogger("rpc_backends.faults")
 
@@ -27,7 +26,7 @@ class Engine:
     :param pipeline: the C++ interceptor that applies the rules.
     :param worker: the worker's name.
     :param seed: the seed for all random decisions.
-    :param seed_with: called with the seed of a changed rule file; returns the seed to use.
+    :param seeds: the given seeds, from which the seed is chosen again when the rule file changes.
     :param of_file: the rules of the rule file.
     :param given: the rules from the program and its options; they stay when the file changes.
     :param recording: a recorded run to replay; then only the recorded rules apply.
@@ -39,14 +38,14 @@ class Engine:
         worker: str,
         *,
         seed: int,
-        seed_with: Callable[[int], int] = lambda of_file: of_file,
+        seeds: Seeds | None = None,
         of_file: Iterable[Rule] = (),
         given: Iterable[Rule] = (),
         recording: Recording | None = None,
     ) -> None:
         self.worker = worker
         self.seed = seed
-        self._seed_with = seed_with
+        self._seeds = seeds or Seeds()
         self.replaying = recording is not None
         self._recording = recording
         self._version = -1
@@ -83,7 +82,7 @@ class Engine:
             self._check_names(rules.rules, (*self._given, *self._live.values()))
             self._log_looked_at()
             before, self._of_file = self._of_file, rules.rules
-            seed, self.seed = self.seed, self._seed_with(rules.seed)
+            seed, self.seed = self.seed, self._seeds.chosen(rules.seed) or 0
             try:
                 self._apply()
             except Exception:

@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from rpc_backends_core.spi import nearest
-from rpc_backends_faults import limits
 from rpc_backends_faults.checking import Where, check_rule, default_name, is_seed
-from rpc_backends_faults.errors import RuleError
-from rpc_backends_faults.limits import shown
 from rpc_backends_faults.regular_files import read_text
-from rpc_backends_faults.rules import Rule, RuleSet
+from rpc_backends_faults.rules import (
+    MOST_BYTES,
+    MOST_COUNT,
+    MOST_PARTS,
+    MOST_RULES,
+    MOST_UNKNOWN,
+    Rule,
+    RuleError,
+    RuleSet,
+    shown,
+)
 
 _HEADER = re.compile(r"\s*\[\[\s*(?:rule|\"rule\"|'rule')\s*\]\]\s*(?:#.*)?$")
 _TABLE = re.compile(r"\s*\[")
@@ -25,7 +32,7 @@ _TOKEN = re.compile(
     r"#[^\n]*+"
     r"|\"{3}(?:[^\"\\]|\\.|\"(?!\"\"))*+(?:\"{3})?"
     r"|'{3}(?:[^']|'(?!''))*+(?:'{3})?"
-    rf"|(?P<long_key>(?:{_PART}\.[ \t]*+){{{limits.MOST_PARTS}}})"
+    rf"|(?P<long_key>(?:{_PART}\.[ \t]*+){{{MOST_PARTS}}})"
     r"|\"(?:[^\"\\\n]|\\.)*+\"?"
     r"|'[^'\n]*+'?"
     r"|[\w-]++",
@@ -39,7 +46,7 @@ def read(path: Path) -> RuleSet:
 
     :raises RuleError: the file cannot be read or is not valid; lists every problem.
     """
-    return parse(read_text(path, "rule file", most=limits.MOST_BYTES), str(path))
+    return parse(read_text(path, "rule file", most=MOST_BYTES), str(path))
 
 
 def parse(text: str, name: str) -> RuleSet:
@@ -52,7 +59,7 @@ def parse(text: str, name: str) -> RuleSet:
     lines = _Lines(text)
     problems = []
     unknown = [key for key in settings if key not in _KEYS]
-    for key in unknown[: limits.MOST_UNKNOWN]:
+    for key in unknown[:MOST_UNKNOWN]:
         close = nearest(key[:100], _KEYS)
         hint = f" Did you mean {close!r}?" if close else ""
         problems.append(
@@ -63,16 +70,16 @@ def parse(text: str, name: str) -> RuleSet:
     if not is_seed(seed):
         problems.append(
             f"{name}:{lines.top('seed')}: the seed is {shown(seed)}; it must be a whole number from 0 "
-            f"to {limits.MOST_COUNT}."
+            f"to {MOST_COUNT}."
         )
     tables = settings.get("rule", [])
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         problems.append(f"{name}:{lines.top('rule')}: write each rule under [[rule]].")
         tables = []
-    if len(tables) > limits.MOST_RULES:
-        line = lines.of(limits.MOST_RULES, None)
+    if len(tables) > MOST_RULES:
+        line = lines.of(MOST_RULES, None)
         problems.append(
-            f"{name}:{line}: the file has {len(tables)} rules; at most {limits.MOST_RULES} are allowed."
+            f"{name}:{line}: the file has {len(tables)} rules; at most {MOST_RULES} are allowed."
         )
         tables = []
     rules = _rules(tables, name, lines, problems)
@@ -86,7 +93,7 @@ def _settings(text: str, name: str) -> dict[str, Any]:
     if long_key:
         raise RuleError(
             [
-                f"{name}:{_line(text, long_key.start())}: a key has more than {limits.MOST_PARTS} parts "
+                f"{name}:{_line(text, long_key.start())}: a key has more than {MOST_PARTS} parts "
                 "joined by dots; keys of a rule have no dots."
             ]
         )
@@ -109,7 +116,7 @@ def _settings(text: str, name: str) -> dict[str, Any]:
         begin, digits = (number.start(), len(number[0])) if number else (0, 0)
         what = f"a number of {digits} digits" if number else str(error)[:300]
         raise RuleError(
-            [f"{name}:{_line(text, begin)}: {what}; the largest allowed is {limits.MOST_COUNT}."]
+            [f"{name}:{_line(text, begin)}: {what}; the largest allowed is {MOST_COUNT}."]
         ) from error
 
 

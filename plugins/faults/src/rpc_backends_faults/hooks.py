@@ -21,13 +21,13 @@ def rpc_backends_init_backend(kwargs: dict[str, Any]) -> Generator[None, Any, An
     carried = getattr(kwargs.get("rpc_backend_options"), "fault_rules", None)
     if carried is None:
         return (yield)
-    from rpc_backends_faults import live, wanted
+    from rpc_backends_faults import live, settings
 
     try:
         rules = live.rule_set(carried)
     except ValueError as error:
         raise RefusedError(str(error)) from error
-    with wanted.carried_by(rules):
+    with settings.carried_by(rules):
         return (yield)
 
 
@@ -37,10 +37,10 @@ def rpc_backends_agent(backend: str | None) -> Generator[None, Any, Any]:
     agent = yield
     if _nobody_can_want():
         return agent
-    from rpc_backends_faults import wanted
+    from rpc_backends_faults import settings
 
     try:
-        want = wanted.now()
+        want = settings.now()
         if want is None:
             return agent
         from rpc_backends_faults.start import wrap
@@ -57,4 +57,4 @@ def _nobody_can_want() -> bool:
     """
     if any(name.startswith(_VARIABLES) for name in os.environ):
         return False
-    return f"{__package__}.wanted" not in sys.modules  # the module that holds a program's rules
+    return f"{__package__}.settings" not in sys.modules  # the module that holds a program's rules

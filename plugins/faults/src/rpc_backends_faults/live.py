@@ -10,12 +10,10 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_faults import files, wanted
+from rpc_backends_faults import files, settings
 from rpc_backends_faults.checking import check_rule, default_name, is_seed
 from rpc_backends_faults.engine import Engine
-from rpc_backends_faults.errors import NotWrappedError, RuleError
-from rpc_backends_faults.limits import shown
-from rpc_backends_faults.rules import Rule, RuleSet
+from rpc_backends_faults.rules import NotWrappedError, Rule, RuleError, RuleSet, shown
 
 _numbers = itertools.count(1)
 _current: list[Engine] = []
@@ -53,7 +51,7 @@ def enable(*rules: dict[str, Any], file: str | Path | None = None, seed: int = 0
         raise RuleError([f"the seed is {shown(seed)}; it must be a whole number, 0 or more."])
     of_file = rule_set(file) if file is not None else RuleSet()
     made = rule_set(rules)
-    wanted.enable(RuleSet((*of_file.rules, *made.rules), seed or of_file.seed))
+    settings.enable(RuleSet((*of_file.rules, *made.rules), seed or of_file.seed))
 
 
 def rule_set(rules: str | Path | Iterable[Mapping[str, Any]]) -> RuleSet:

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from rpc_backends_faults.errors import RuleError
+from rpc_backends_faults.rules import RuleError
 
 
 def read_text(path: Path, what: str, *, most: int | None = None, errors: str = "strict") -> str:

@@ -11,13 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_faults import limits
-from rpc_backends_faults.errors import RuleError
-from rpc_backends_faults.kinds import HOUSEKEEPING, KINDS
-from rpc_backends_faults.limits import is_count, is_number, shown
-from rpc_backends_faults.patterns import matches
 from rpc_backends_faults.regular_files import read_text
-from rpc_backends_faults.rules import Length, Rule
+from rpc_backends_faults.rules import (
+    HOUSEKEEPING,
+    KINDS,
+    MOST_COPIES,
+    MOST_COUNT,
+    MOST_RATE,
+    MOST_SECONDS,
+    Length,
+    Rule,
+    RuleError,
+    is_count,
+    is_number,
+    matches,
+    shown,
+)
 
 #: Faults of a message: the index of the rule in the recording, and seconds.
 Faults = list[tuple[int, float]]
@@ -270,10 +279,10 @@ class _Line:
                 if isinstance(fault, dict)
                 else (None, None)
             )
-            if not isinstance(rule, str) or not is_number(seconds, 0, limits.MOST_SECONDS):
+            if not isinstance(rule, str) or not is_number(seconds, 0, MOST_SECONDS):
                 raise self.error(
                     f"a fault is {shown(fault)}; it must have a 'rule' and 'seconds', which is at most "
-                    f"{limits.MOST_SECONDS:.0f}."
+                    f"{MOST_SECONDS:.0f}."
                 )
             version = fault.get("version", 0)
             place = versions.get(version, {}).get(rule) if is_count(version, 0) else None
@@ -301,7 +310,7 @@ def _may_be(key: str, value: Any) -> bool:
     if isinstance(default, list):
         return isinstance(value, list) and all(isinstance(one, str) for one in value)
     if type(default) is int:
-        least, most = _COUNTS.get(key, (0, limits.MOST_COUNT))
+        least, most = _COUNTS.get(key, (0, MOST_COUNT))
         return is_count(value, least, most)
     return type(value) is type(default)
 
@@ -310,13 +319,13 @@ _DIGEST = re.compile(r"[0-9a-f]{1,16}")
 #: A rule with every member that the C++ interceptor knows.
 _TEMPLATE = Rule("", "", end=0.0, exit_code=0, length=Length(0.0)).native()
 _BOUNDS = {
-    **dict.fromkeys(("start", "end", "seconds", "spread", "bound"), (0, limits.MOST_SECONDS)),
+    **dict.fromkeys(("start", "end", "seconds", "spread", "bound"), (0, MOST_SECONDS)),
     "probability": (0, 1),
-    "rate": (0, limits.MOST_RATE),
+    "rate": (0, MOST_RATE),
 }
 _COUNTS = {
-    "every": (1, limits.MOST_COUNT),
-    "copies": (1, limits.MOST_COPIES),
+    "every": (1, MOST_COUNT),
+    "copies": (1, MOST_COPIES),
     "exit_code": (0, 255),
 }
 _found: Counter[tuple[str, str]] = Counter()

@@ -11,10 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rpc_backends_faults.errors import RuleError
-from rpc_backends_faults.kinds import KINDS
 from rpc_backends_faults.replay import events
-from rpc_backends_faults.rules import Length, Rule
+from rpc_backends_faults.rules import KINDS, Length, Rule, RuleError
 from rpc_backends_faults.words import explain
 
 _DATA = "/*DATA*/null"

@@ -1,15 +1,168 @@
-"""Fault rules as values: what happens to which messages, and when."""
+"""Fault rules as values, with their kinds, limits and patterns (docs/reference/file-formats.md)."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rpc_backends_faults.patterns import matches
-
 Per = Literal["all", "pair", "payload"]
 Shape = Literal["fixed", "uniform", "normal", "exponential"]
+
+# --- kinds
+
+#: The request types of torch (2.13), except the two wrappers: rules see the message inside a wrapper.
+MESSAGE_TYPES = (
+    "SCRIPT_CALL",
+    "PYTHON_CALL",
+    "SCRIPT_REMOTE_CALL",
+    "PYTHON_REMOTE_CALL",
+    "SCRIPT_RREF_FETCH_CALL",
+    "PYTHON_RREF_FETCH_CALL",
+    "RREF_USER_DELETE",
+    "RREF_FORK_REQUEST",
+    "RREF_CHILD_ACCEPT",
+    "BACKWARD_AUTOGRAD_REQ",
+    "CLEANUP_AUTOGRAD_CONTEXT_REQ",
+    "RREF_BACKWARD_REQ",
+)
+WRAPPERS = ("FORWARD_AUTOGRAD_REQ", "RUN_WITH_PROFILING_REQ")
+#: The type that `duplicate` never affects.
+NEVER_TWICE = "BACKWARD_AUTOGRAD_REQ"
+#: The types that call a function, which a rule can name.
+CALLS = ("SCRIPT_CALL", "PYTHON_CALL", "SCRIPT_REMOTE_CALL", "PYTHON_REMOTE_CALL")
+
+#: Calls that start and stop groups, in torch and in these packages. Rules skip them by default.
+HOUSEKEEPING = (
+    "torch.distributed.rpc.api._gather_to_leader",
+    "torch.distributed.rpc.api._broadcast_to_followers",
+    "torch.distributed.rpc.backend_registry._*",
+    "torch.distributed.rpc._utils._update_group_membership",
+    "torch.distributed.rpc.api._update_group_membership",
+    "rpc_backend_tensorpipe.dynamic_group.*",
+    "rpc_backends_faults.*",
+)
+
+# --- limits
+
+#: Seconds of a delay, a pause or a time window: a year. Clocks in C++ would overflow at 292 years.
+MOST_SECONDS = 31_536_000.0
+#: Bytes per second of a slow link.
+LEAST_RATE, MOST_RATE = 1.0, 1e12
+#: How many times `duplicate` sends a message, the original included.
+MOST_COPIES = 1000
+#: Counts and seeds: the largest signed 64-bit integer.
+MOST_COUNT = 2**63 - 1
+#: Characters of an error text, characters of a pattern, and patterns of one key.
+MOST_TEXT = 10_000
+MOST_PATTERN = 1000
+MOST_PATTERNS = 1000
+#: Bytes of a rule file, rules in it, and dotted parts of one of its keys.
+MOST_BYTES = 2**20
+MOST_RULES = 1000
+MOST_PARTS = 16
+#: Unknown keys that an error names; the search for the line of each takes time.
+MOST_UNKNOWN = 20
+
+_MOST_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
+
+    :ivar does: what happens to a message, in words.
+    :ivar needs: the keys that its rules must have.
+    :ivar takes: the keys that its rules may have, besides the keys of all rules.
+    """
+
+    does: str
+    needs: frozenset[str] = frozenset()
+    takes: frozenset[str] = frozenset()
+
+
+def _keys(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+KINDS = {
+    "fail": Kind("fails at once with an error and is not sent", takes=_keys("text", "receiver")),
+    "drop": Kind("is not sent, so its caller times out", takes=_keys("receiver")),
+    "delay": Kind("is sent later", _keys("seconds"), _keys("receiver")),
+    "reply_lost": Kind(
+        "is executed, but its reply is lost, so its caller times out", takes=_keys("receiver")
+    ),
+    "reply_fail": Kind(
+        "is executed, but its caller gets an error instead of the reply",
+        takes=_keys("text", "receiver"),
+    ),
+    "reply_delay": Kind(
+        "is executed, and its reply arrives later", _keys("seconds"), _keys("receiver")
+    ),
+    "duplicate": Kind("is sent more than once", takes=_keys("copies", "receiver")),
+    "reorder": Kind(
+        "is held until later requests to the same worker are answered",
+        takes=_keys("others", "within", "receiver"),
+    ),
+    "partition": Kind("is lost, and so is each reply", takes=_keys("one_way", "receiver")),
+    "bandwidth": Kind(
+        "waits for its turn on a slow link", _keys("rate"), _keys("one_way", "receiver")
+    ),
+    "pause": Kind("waits while the worker is paused", takes=_keys("seconds")),
+    "crash": Kind("is not sent: its sender's process ends", takes=_keys("exit_code", "receiver")),
+}
+#: Kinds whose rules may use the key `worker` instead of `sender`.
+OF_A_WORKER = ("pause", "crash")
+
+
+def shown(value: object) -> str:
+    """Return a short text of any value for an error message."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # too many digits or too deep for repr()
+        return f"an {type(value).__name__} too large to show"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def is_number(value: object, least: float, most: float) -> bool:
+    """Return whether a value is a number from ``least`` to ``most``; NaN is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_count(value: object, least: int, most: int = MOST_COUNT) -> bool:
+    """Return whether a value is an integer from ``least`` to ``most``."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether ``pattern`` matches the whole ``name``, as the C++ interceptor does.
+
+    ``*`` matches any text, ``?`` any one character.
+    """
+    first, *others = (re.escape(part).replace(r"\?", ".") for part in pattern.split("*"))
+    if not others:
+        return re.fullmatch(first, name, re.DOTALL) is not None
+    # Atomic groups take the first occurrence of each part and never backtrack, so many stars stay fast.
+    middle = "".join(f"(?>.*?{part})" for part in others[:-1])
+    return re.fullmatch(f"{first}{middle}.*{others[-1]}", name, re.DOTALL) is not None
+
+
+class RuleError(ValueError):
+    """Rules, logs or settings that are not valid.
+
+    :ivar problems: one text for each problem: where it is, what is wrong, what to write instead.
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        # A plain string: torch passes it when it raises another worker's exception again here.
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class NotWrappedError(RuntimeError):
+    """A rule was added on a worker whose agent runs without fault injection."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +184,7 @@ class Rule:
 
     An empty tuple of patterns matches everything.
 
-    :ivar what: the kind of fault, one of :data:`.kinds.KINDS`.
+    :ivar what: the kind of fault, one of :data:`KINDS`.
     :ivar messages: patterns of message types.
     :ivar senders: patterns of worker names; for `pause` and `crash`, the workers that are affected.
     :ivar receivers: patterns of worker names.

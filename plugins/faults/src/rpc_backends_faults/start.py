@@ -16,11 +16,8 @@ from rpc_backends_agents import intercept
 from rpc_backends_core.spi import current_session, nearest
 from rpc_backends_faults import _native, live, replay
 from rpc_backends_faults.engine import Engine, logger
-from rpc_backends_faults.errors import RuleError
-from rpc_backends_faults.patterns import matches
-from rpc_backends_faults.rules import Rule, RuleSet
-from rpc_backends_faults.settings import LOG, SEED
-from rpc_backends_faults.wanted import Wanted
+from rpc_backends_faults.rules import Rule, RuleError, RuleSet, matches
+from rpc_backends_faults.settings import LOG, SEED, Wanted
 from rpc_backends_faults.watching import Watcher
 
 FORMAT = 1
@@ -42,8 +39,8 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
         engine = Engine(
             pipeline,
             worker,
-            seed=want.seed_with(want.of_file.seed) or 0,
-            seed_with=lambda of_file: want.seed_with(of_file) or 0,
+            seed=want.seeds.chosen(want.of_file.seed) or 0,
+            seeds=want.seeds,
             of_file=want.of_file.rules,
             given=want.given,
         )
@@ -88,7 +85,7 @@ def _refuse_beside(want: Wanted, recording: replay.Recording) -> None:
         for rule in (*want.of_file.rules, *want.given)
         if not recording.has(rule)
     ]
-    seed = want.seed_with(want.of_file.seed)
+    seed = want.seeds.chosen(want.of_file.seed)
     if seed is not None and seed != recording.seed:
         problems.append(
             f"the seed {seed} differs from the seed {recording.seed} of {want.replay}, which is "

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli.processes import (
+from rpc_backends_faults import replay
+from rpc_backends_processes import (
     Done,
     Failure,
     Reference,
@@ -19,7 +20,6 @@ from rpc_backends_cli.processes import (
     WorkerError,
     Workers,
 )
-from rpc_backends_faults import replay
 
 #: Seconds that the workers have for a graceful shutdown when all went well.
 _LEAVING = 10.0

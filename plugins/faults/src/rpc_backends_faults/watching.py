@@ -8,9 +8,8 @@ from pathlib import Path
 
 from rpc_backends_faults import files
 from rpc_backends_faults.engine import Engine, logger
-from rpc_backends_faults.errors import RuleError
 from rpc_backends_faults.regular_files import state
-from rpc_backends_faults.rules import RuleSet
+from rpc_backends_faults.rules import RuleError, RuleSet
 
 #: Seconds between checks of the file.
 INTERVAL = 0.5

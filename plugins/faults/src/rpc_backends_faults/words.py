@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rpc_backends_faults.kinds import KINDS
-from rpc_backends_faults.rules import Length, Rule
+from rpc_backends_faults.rules import KINDS, Length, Rule
 
 
 def explain(rule: Rule) -> str:

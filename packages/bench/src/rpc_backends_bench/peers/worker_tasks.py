@@ -12,7 +12,7 @@ from typing import Any
 from rpc_backends_bench import worker_tasks
 from rpc_backends_bench.peers import KNOWN
 from rpc_backends_bench.peers.callee import Callee
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_processes import WorkerContext
 
 
 def begin(me: WorkerContext, name: str, cores: list[int]) -> None:

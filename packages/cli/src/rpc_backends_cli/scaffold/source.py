@@ -24,7 +24,7 @@ class Origin:
 def installed_from() -> Origin:
     """Return what this command was installed from. pip records it (PEP 610)."""
     try:
-        text = metadata.distribution("rpc-backends").read_text("direct_url.json")
+        text = metadata.distribution("rpc-backends-cli").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         return Origin()
     return origin_of(text) if text else Origin()

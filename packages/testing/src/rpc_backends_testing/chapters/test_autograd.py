@@ -16,8 +16,8 @@ import torch
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_core import Capability
+from rpc_backends_processes import WorkerContext
 from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import (
     Call,

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_core import Capability
+from rpc_backends_processes import WorkerContext
 from rpc_backends_testing.checks import (
     WAYS,
     Call,

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext, Workers
 from rpc_backends_core import Capability
+from rpc_backends_processes import WorkerContext, Workers
 from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import doing, expect, fact, sync
 from rpc_backends_testing.groups import Groups

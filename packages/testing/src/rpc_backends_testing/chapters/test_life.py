@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import Worker, WorkerContext, WorkerError, Workers
 from rpc_backends_core import Capability
+from rpc_backends_processes import Worker, WorkerContext, WorkerError, Workers
 from rpc_backends_testing import resource_leaks, worker_tasks
 from rpc_backends_testing.checks import checking, deviate, doing, expect, fact, sync
 from rpc_backends_testing.groups import Groups

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_processes import WorkerContext
 from rpc_backends_testing.checks import doing, expect, fact, sync
 from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import in_group, requirement

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext
 from rpc_backends_core import Capability
+from rpc_backends_processes import WorkerContext
 from rpc_backends_testing.checks import deviate, expect, sync
 from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import requirement

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import rpc
 
-from rpc_backends_cli.processes import WorkerContext
+from rpc_backends_processes import WorkerContext
 from rpc_backends_testing.checks import (
     Call,
     asynchronous,

@@ -8,7 +8,7 @@ import contextlib
 import gc
 import importlib
 
-from rpc_backends_cli.processes import PRELOAD
+from rpc_backends_processes import PRELOAD
 
 #: None of them registers a backend.
 _MODULES = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_cli.processes import WorkerContext, WorkerError
+from rpc_backends_processes import WorkerContext, WorkerError
 from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import does_not_apply

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from rpc_backends_cli.processes.protocol import (
+from rpc_backends_processes.protocol import (
     Doing,
     Done,
     Ended,
@@ -38,7 +38,7 @@ from rpc_backends_cli.processes.protocol import (
     Reference,
     WorkerContext,
 )
-from rpc_backends_cli.processes.template import Template, default_template
+from rpc_backends_processes.template import Template, default_template
 
 #: What a step reports: news, and its outcome.
 Report: TypeAlias = News | Done | Failure | Ended
@@ -49,15 +49,15 @@ _GRACE_PERIOD = 5.0
 _LINES = 150
 #: The frames at the bottom of each worker's stack: those of this package.
 _OUR_FRAMES = re.compile(
-    r'^  File "[^"\n]*rpc_backends_cli/processes/worker\.py", line .*\n(?:  File "<string>".*\n)?',
+    r'^  File "[^"\n]*rpc_backends_processes/worker\.py", line .*\n(?:  File "<string>".*\n)?',
     re.M,
 )
 
 
-class WorkerError(AssertionError):
+class WorkerError(RuntimeError):
     """A step failed or timed out, or a worker ended; the text has tracebacks and the workers' output.
 
-    :ivar deviation: the finding of the conformance check that failed first, if that is the reason.
+    :ivar details: the `worker_details` of the exception of the step that failed first, if it has any.
     :ivar stuck: for each worker whose step had not ended: what the step was doing, as it last reported.
     :ivar failures: the steps that failed, in the order of the workers.
     :ivar late: whether a worker exceeded the time limit.
@@ -68,7 +68,7 @@ class WorkerError(AssertionError):
         self,
         text: str,
         *,
-        deviation: Any = None,
+        details: Any = None,
         stuck: Mapping[str, str] | None = None,
         failures: Iterable[StepFailure] = (),
         late: bool = False,
@@ -77,7 +77,7 @@ class WorkerError(AssertionError):
         super().__init__(text)
         self.late = late
         self.died = died
-        self.deviation = deviation
+        self.details = details
         self.stuck = dict(stuck or {})
         self.failures = tuple(failures)
 
@@ -475,10 +475,10 @@ def _results(
         for worker in late
     ]
     if failed:
-        found = (o.deviation for o in outcomes if isinstance(o, Failure) and o.deviation)
+        details = (o.details for o in outcomes if isinstance(o, Failure) and o.details)
         raise WorkerError(
             "\n".join(["a step failed", *failed]),
-            deviation=next(found, None),
+            details=next(details, None),
             failures=[
                 StepFailure(worker.name, worker.last_doing, f"{outcome.kinds[0]}: {outcome.text}")
                 for worker, outcome in zip(workers, outcomes, strict=True)

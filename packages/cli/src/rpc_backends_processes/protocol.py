@@ -69,7 +69,7 @@ class Failure:
     :ivar text: the exception's text.
     :ivar trace: the traceback.
     :ivar seconds: how long the step ran.
-    :ivar deviation: the finding of the conformance check that failed, if it was one.
+    :ivar details: the exception's attribute `worker_details`, which is sent with it; None without one.
     :ivar when: the time of the exception by ``time.monotonic()``, which all processes of a machine share.
     :ivar notes: the exception's notes (PEP 678).
     """
@@ -78,7 +78,7 @@ class Failure:
     text: str
     trace: str
     seconds: float
-    deviation: Any = None
+    details: Any = None
     when: float = 0.0
     notes: tuple[str, ...] = ()
 

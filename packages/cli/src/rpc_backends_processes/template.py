@@ -15,9 +15,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib.util import find_spec
 
-from rpc_backends_cli.processes.protocol import Reference
+from rpc_backends_processes.protocol import Reference
 
 #: Modules that every template imports. Each worker would otherwise import them to start and stop RPC.
 PRELOAD = (
@@ -30,8 +29,6 @@ PRELOAD = (
     "rpc_backends_core._bridge.start",
     "rpc_backends_core._bridge.stop",
 )
-#: Modules that a template also imports if they are installed: only tests need pytest.
-_IF_INSTALLED = ("pytest",)
 #: Variables of a launcher's job. With them a worker would join that job or use its store.
 _JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 #: The core defines this name too. It is repeated here because an import of the core may import torch.
@@ -101,10 +98,9 @@ class Template:
     @functools.cached_property
     def _requests(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        preload = [*filter(find_spec, _IF_INSTALLED), *self._preload]
         with theirs:
             fd = theirs.fileno()
-            call = f"serve({fd}, {self._packages!r}, {preload!r}, {self._prepare!r})"
+            call = f"serve({fd}, {self._packages!r}, {self._preload!r}, {self._prepare!r})"
             self._process = self._start_python(call, [fd], None, {})
         atexit.register(self._end)
         return ours
@@ -153,7 +149,7 @@ class Template:
     ) -> subprocess.Popen[bytes]:
         code = (
             f"import sys; sys.path[:] = {self._path!r}; "
-            f"from rpc_backends_cli.processes import worker; worker.{call}"
+            f"from rpc_backends_processes import worker; worker.{call}"
         )
         return subprocess.Popen(
             [sys.executable, "-c", code],

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rpc_backends_cli.processes.protocol import Done, Failure, Reference, WorkerContext
+from rpc_backends_processes.protocol import Done, Failure, Reference, WorkerContext
 
 _PR_SET_PDEATHSIG = 1
 
@@ -109,6 +109,6 @@ def _run(me: WorkerContext, request: bytes) -> bytes:
     except BaseException as error:  # KeyboardInterrupt and SystemExit are outcomes too
         kinds = tuple(kind.__name__ for kind in type(error).__mro__)
         trace = "".join(traceback.format_exception(error))
-        now, found = time.monotonic(), getattr(error, "deviation", None)
+        now, details = time.monotonic(), getattr(error, "worker_details", None)
         notes = tuple(map(str, getattr(error, "__notes__", ())))
-        return pickle.dumps(Failure(kinds, str(error), trace, now - begin, found, now, notes))
+        return pickle.dumps(Failure(kinds, str(error), trace, now - begin, details, now, notes))

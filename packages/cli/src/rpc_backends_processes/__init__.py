@@ -7,10 +7,10 @@ worker, and no process that a worker starts, outlives the process that started t
 
 from __future__ import annotations
 
-from rpc_backends_cli.processes.protocol import Done, Ended, Failure, News, Reference, WorkerContext
-from rpc_backends_cli.processes.signals import exit_on_signals
-from rpc_backends_cli.processes.template import PRELOAD, Template, environ, launcher_environ
-from rpc_backends_cli.processes.workers import Step, Worker, WorkerError, Workers
+from rpc_backends_processes.protocol import Done, Ended, Failure, News, Reference, WorkerContext
+from rpc_backends_processes.signals import exit_on_signals
+from rpc_backends_processes.template import PRELOAD, Template, environ, launcher_environ
+from rpc_backends_processes.workers import Step, Worker, WorkerError, Workers
 
 __all__ = [
     "PRELOAD",

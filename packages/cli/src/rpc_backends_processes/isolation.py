@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_cli.processes import (
+from rpc_backends_processes import (
     Done,
     Failure,
     News,
@@ -22,6 +22,7 @@ from rpc_backends_cli.processes import (
     Template,
     Workers,
     exit_on_signals,
+    stacks,
 )
 
 #: Seconds that the other processes have to end by themselves after one has failed.
@@ -29,11 +30,8 @@ _GRACE_PERIOD = 5.0
 _LOG_LINES = 15
 _PLACES = 3
 
-_DUMP = re.compile(r"^(Fatal Python error: |(Current thread|Thread) 0x)", re.MULTILINE)
-_STACK = re.compile(r'^(?:Current thread|Thread) 0x.*\n((?:  File ".+\n?)+)', re.MULTILINE)
-_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 _IMPORTING = re.compile(r"<frozen importlib|importlib(_metadata)?/")
-_OURS = re.compile(r"/rpc_backends_(cli|core)/")
+_OURS = re.compile(r"/rpc_backends_(cli|core|processes)/")
 
 
 @dataclass(frozen=True)
@@ -115,15 +113,8 @@ def _template(variables: tuple[tuple[str, str], ...]) -> Template:
     return Template(variables=dict(variables))
 
 
-def limit_note(outcome: Outcome, limit: float) -> str:
-    """Return a line that says how to change the time limit; empty if it was not exceeded."""
-    return f"\nThe limit was {limit:g} s; change it with --timeout." if outcome.timed_out else ""
-
-
 def _outcome(step: Step, reported: list[Any], timed_out: bool) -> Outcome:
-    output = step.worker.output
-    found = _DUMP.search(output)
-    log, dump = (output[: found.start()], output[found.start() :]) if found else (output, "")
+    log, dump = stacks.split(step.worker.output)
     log = "\n".join(log.strip().splitlines()[-_LOG_LINES:])
     at = _innermost(dump)
     ending = step.ending
@@ -160,11 +151,11 @@ def _how_it_ended(step: Step, timed_out: bool) -> str | None:
 
 
 def _innermost(dump: str) -> str:
-    """Return the main thread's stack, innermost frame first; its dump is the last one."""
-    stacks = _STACK.findall(dump)
+    """Return the main thread's stack, innermost frame first."""
+    threads = stacks.parse(dump)
     places: list[str] = []
     others = False
-    for file, line, name in _FRAME.findall(stacks[-1] if stacks else ""):
+    for file, line, name in threads[-1][1] if threads else ():
         if _IMPORTING.search(file):
             continue
         ours = _OURS.search(file) is not None

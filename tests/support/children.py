@@ -1,0 +1,23 @@
+"""Processes that end with the test that starts them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Start a process; at the end of the block, kill it if it still runs, and close its pipes.
+
+    :param options: the other arguments of :class:`subprocess.Popen`.
+    """
+    process = subprocess.Popen(command, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        with process:  # waits for its end, and closes the pipes
+            pass

@@ -1,0 +1,115 @@
+"""Runs Python programs in processes that have imported torch, and nothing of this project.
+
+Each is forked from one process. That takes milliseconds, and importing torch takes two seconds of a core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Code that a forked process runs before the program: what `import torch` does last.
+INSTALL_PLUGINS = "import torch; torch._import_device_backends()"
+
+_SERVER = """
+import faulthandler, gc, importlib, json, os, sys, traceback
+import click, importlib_metadata, packaging.requirements, packaging.version, pluggy, rich.console
+import pytest, rich.table, torch, torch.distributed.rpc
+gc.freeze()
+job = None
+for line in iter(sys.stdin.readline, ""):
+    job = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        break
+    job = None
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+if job is not None:
+    faulthandler.dump_traceback_later(job["seconds"], exit=True)
+    for name, number in ((os.devnull, 0), (job["out"], 1), (job["err"], 2)):
+        opened = os.open(name, os.O_RDWR)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(job["env"])
+    os.chdir(job["cwd"])
+    folders = job["env"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [job["cwd"], *filter(None, folders), *sys.path[1:]]
+    sys.argv[:] = job["argv"]
+    sys.orig_argv[:] = [sys.executable, *job["argv"]]
+    importlib.invalidate_caches()
+    del line, pid, name, number, opened, folders
+    exec(compile(job["code"], "<test>", "exec"), {"__name__": "__main__"})
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The result of a finished program."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """The value of stdout, all of which must be JSON."""
+        return json.loads(self.stdout)
+
+
+class Forks:
+    """The process that the others are forked from."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", _SERVER],
+            env={**env, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self,
+        code: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        seconds: float = 300,
+    ) -> Ended:
+        """Run ``code`` with ``sys.argv == argv``, and return its status and output.
+
+        :param seconds: after this time the process writes its stacks, and ends.
+        """
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+            job = {
+                "code": code,
+                "argv": list(argv),
+                "env": dict(env),
+                "cwd": str(cwd),
+                "out": out.name,
+                "err": err.name,
+                "seconds": seconds,
+            }
+            self._server.stdin.write(json.dumps(job) + "\n")
+            self._server.stdin.flush()
+            ready, _, _ = select.select([self._server.stdout], [], [], seconds + 60)
+            status = self._server.stdout.readline() if ready else ""
+            assert status, f"the server has ended, or no end in {seconds:g} s: {err.read()}"
+            return Ended(int(status), out.read(), err.read())
+
+    def close(self) -> None:
+        """End the process."""
+        with contextlib.suppress(BrokenPipeError):
+            self._server.communicate()
