@@ -78,10 +78,10 @@ reports: setup  ## run the conformance suite on our backends, and make docs/back
 	done
 	$(BIN)/python docs/_ext/backend_index.py
 
-test: lint typecheck  ## lint, type checks and tests; repeats what has passed only if something has changed (AGAIN=1: all)
+test: lint typecheck  ## lint, type checks and tests (20 min on two cores); repeats a stage only if something has changed (AGAIN=1: all)
 	$(RUN_STAGES) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-all: lint typecheck  ## the same and the long tests: whole suites, the soak test, large groups (85 min)
+test-all: lint typecheck  ## the same and the long tests: whole suites, the soak test, large groups (80 min)
 	$(RUN_STAGES) --thorough $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
 stages: setup  ## some stages of `make test` alone (STAGES="core plugins", THOROUGH=1 for those of test-all)

@@ -120,10 +120,17 @@ STAGES = (
         _OWN,
     ),
     Stage(
+        "installed",
+        "the installed packages",
+        (".", ":!.github", ":!benchmarks/results"),
+        ("tests/installed", *BY_FILE),
+        _OWN,
+    ),
+    Stage(
         "core",
         "the tests of the core, the command and the documents",
         (".",),
-        ("tests", *BY_FILE),
+        ("tests", "--ignore", "tests/installed", *BY_FILE),
         _OWN,
     ),
 )

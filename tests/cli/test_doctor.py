@@ -327,7 +327,7 @@ def test_a_bridge_that_failed_is_a_problem_with_its_cause(command: Any) -> None:
     site = "import rpc_backends_core._patches as b\ndef install(): raise OSError('no')\n"
     (command.packages / "sitecustomize.py").write_text(site + "b.install = install\n")
 
-    ended = command("doctor", "TENSORPIPE", "--no-calls", "--json")
+    ended = command.anew("doctor", "TENSORPIPE", "--no-calls", "--json")
 
     assert ended.status == 1
     assert "OSError: no" in _finding(ended, "bridge", "failed")["text"]
@@ -388,7 +388,7 @@ def test_torch_that_cannot_be_imported_is_a_problem(command: Any) -> None:
     torch.mkdir()
     (torch / "__init__.py").write_text("raise ImportError('libtorch.so is not there')")
 
-    ended = command("doctor", "--json")
+    ended = command.anew("doctor", "--json")
 
     assert ended.status == 1
     assert "libtorch.so is not there" in _finding(ended, "versions", "torch")["text"]

@@ -92,7 +92,7 @@ def test_without_torch_plugins_are_still_listed(command: Any) -> None:
     torch.mkdir()
     (torch / "__init__.py").write_text("raise ImportError('libtorch.so is not there')")
 
-    ended = command("list", "--json")
+    ended = command.anew("list", "--json")
 
     assert ended.status == 0
     names = [row["name"] for row in ended.json["backends"]]
@@ -106,7 +106,7 @@ def test_output_of_other_packages_is_not_in_the_json(command: Any) -> None:
     loud = "import os\ndef load():\n    print('loud')\n    os.write(1, b'louder')\n"
     command.install("torch-loud", {"loud": "load"}, loud, group="torch.backends")
 
-    ended = command("list", "--json")
+    ended = command.anew("list", "--json")
 
     assert ended.status == 0
     assert ended.json["backends"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,10 +89,23 @@ class Run:
 def run(tmp_path: Path) -> Any:
     """Return a function that runs pytest on the given files in a separate folder."""
 
-    def start(*arguments: str, env: Mapping[str, str] | None = None, **files: str) -> Run:
+    def start(
+        *arguments: str, env: Mapping[str, str] | None = None, anew: bool = False, **files: str
+    ) -> Run:
         for name, source in files.items():
             (tmp_path / f"{name}.py").write_text(dedent(source))
         options = ("-p", "no:cacheprovider", *arguments)
+        if anew:  # in a new interpreter, which has not imported torch
+            command = [sys.executable, "-m", "pytest", *options]
+            ended = subprocess.run(
+                command,
+                cwd=tmp_path,
+                env=clean_environ(env),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            return Run(ended.returncode, ended.stdout + ended.stderr, tmp_path)
         done = run_module("pytest", *options, env=clean_environ(env), cwd=tmp_path)
         return Run(done.status, done.stdout + done.stderr, tmp_path)
 
@@ -541,6 +556,7 @@ def test_the_tier_is_chosen_by_either_name(run: Any, option: str) -> None:
 
 def test_runs_without_backends_import_no_torch(run: Any) -> None:
     done = run(
+        anew=True,
         test_mine="""
             import sys
 

@@ -226,24 +226,10 @@ def test_every_link_of_a_page_works(page: Path) -> None:
             assert anchor in map(slug, headings), target
 
 
-def test_the_architecture_page_names_every_module() -> None:
-    page = (DOCS / "explanation" / "architecture.md").read_text()
-    tables = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
-    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", tables))))
-    folders = {file.parent for source in SOURCES for file in source.glob("*/__init__.py")}
-    modules = {
-        path.stem
-        for folder in folders
-        for path in folder.glob("[!_.]*")
-        if path.suffix in ("", ".py")
-    }
-    modules |= {path.stem for path in (ROOT / "src/rpc_backends_core").glob("_[!_]*.py")}
-    native = {
-        path.stem
-        for room in (ROOT / "packages/agents/csrc").glob("[!n]*/")  # `narrow` has headers of torch
-        for path in room.glob("*.h")
-    }
-    assert not (modules | native) - named - {"templates"}
+def test_the_page_of_modules_agrees_with_their_first_lines() -> None:
+    """If the test fails, run `python docs/_ext/module_index.py`."""
+    index = runpy.run_path(str(DOCS / "_ext" / "module_index.py"))
+    assert (DOCS / "explanation" / "modules.md").read_text() == index["page"]()
 
 
 def test_files_named_on_the_architecture_page_exist() -> None:

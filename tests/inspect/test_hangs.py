@@ -170,7 +170,7 @@ def wait_for_shutdown(workers: Workers, name: str) -> None:
         assert time.monotonic() < end, f"{name} does not call shutdown"
 
 
-@pytest.fixture(params=["TENSORPIPE", "ZEROMQ", "UCX"])
+@pytest.fixture(params=["TENSORPIPE", "ZEROMQ", pytest.param("UCX", marks=pytest.mark.thorough)])
 def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]:
     """Two workers, worker0 and worker1, with two threads each and a recorder."""
     with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as workers:
@@ -300,7 +300,7 @@ def test_a_worker_whose_start_failed_is_named(unstarted: Workers, tmp_path: Path
     step.worker.kill()
 
 
-@pytest.mark.parametrize("backend", ["TENSORPIPE", "ZEROMQ", "UCX"])
+@pytest.mark.parametrize("backend", ["TENSORPIPE", "ZEROMQ", pytest.param("UCX", marks=pytest.mark.thorough)])
 def test_a_rank_that_has_not_started_is_named(
     unstarted: Workers, tmp_path: Path, backend: str
 ) -> None:

@@ -27,12 +27,25 @@ from support.samples import CORE, FAULTY_TENSORPIPE, NEED_AGENTS, TENSORPIPE, Ma
 ROOT = Path(__file__).parents[2]
 
 
+#: What `make test` runs of this folder; CI runs all of it for each change.
+_IN_EACH_RUN = {
+    "test_command.py",
+    "test_import_torch.py",
+    "test_members.py",
+    "test_wheels.py",
+    "test_zeromq.py",
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test of this folder."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.installed)
+            if item.path.name not in _IN_EACH_RUN:
+                item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ CHOOSE = """
 """
 
 
-@pytest.mark.thorough
 def test_a_missing_backend_is_skipped_with_a_note(installed: Environment) -> None:
     assert installed.run(CHOOSE, env=EXAMPLES).json == [
         ["TENSORPIPE", "FAULTY_TENSORPIPE"],
@@ -30,7 +29,6 @@ def test_a_missing_backend_is_skipped_with_a_note(installed: Environment) -> Non
     ]
 
 
-@pytest.mark.thorough
 def test_a_missing_backend_given_by_name_is_an_error(installed: Environment) -> None:
     with pytest.raises(ChildFailedError, match=r"UnknownBackendError: .*ZEROMQ"):
         installed.run(CHOOSE, "TENSORPIPE", "ZEROMQ", env=EXAMPLES)

@@ -72,7 +72,6 @@ def test_discovery_imports_no_plugin(make_environment: MakeEnvironment, tmp_path
     assert result.json == ["rpc_backend_pigeon"]
 
 
-@pytest.mark.thorough
 def test_a_bare_pair_of_handlers_is_a_backend(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
@@ -93,7 +92,6 @@ def test_a_bare_pair_of_handlers_is_a_backend(
     assert result.stdout.strip() == "7.0"
 
 
-@pytest.mark.thorough
 def test_lookup_ignores_case(make_environment: MakeEnvironment, tmp_path: Path) -> None:
     environment = make_environment(backend_package(tmp_path, name="Pigeon"))
 
@@ -107,7 +105,6 @@ def test_lookup_ignores_case(make_environment: MakeEnvironment, tmp_path: Path) 
     )
 
 
-@pytest.mark.thorough
 def test_a_name_that_is_no_identifier_is_invalid(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
@@ -138,7 +135,6 @@ def test_a_name_that_is_no_identifier_is_invalid(
         assert "identifier" in error
 
 
-@pytest.mark.thorough
 def test_a_distribution_twice_on_the_path_counts_once(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
@@ -161,7 +157,6 @@ def test_a_distribution_twice_on_the_path_counts_once(
     assert result.json == ["loaded"]
 
 
-@pytest.mark.thorough
 def test_the_first_of_two_installed_versions_counts(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
@@ -214,7 +209,6 @@ def test_using_a_name_in_conflict_names_both_packages(
         assert "rpc-backend-coop" in text
 
 
-@pytest.mark.thorough
 def test_two_spellings_of_a_name_conflict(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
@@ -238,7 +232,6 @@ def test_two_spellings_of_a_name_conflict(
     assert "rpc-backend-twice" in result.stdout
 
 
-@pytest.mark.thorough
 def test_refresh_finds_a_new_package(make_environment: MakeEnvironment, tmp_path: Path) -> None:
     environment = make_environment(FAULTY_TENSORPIPE)
     code = """
@@ -260,7 +253,6 @@ def test_refresh_finds_a_new_package(make_environment: MakeEnvironment, tmp_path
         process.finish()
 
 
-@pytest.mark.thorough
 def test_refresh_loads_a_repaired_package(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
@@ -329,7 +321,6 @@ def test_uninstalling_the_core_restores_stock_torch(make_environment: MakeEnviro
     assert result.stderr == ""
 
 
-@pytest.mark.thorough
 def test_an_unknown_name_gets_a_suggestion(
     installed: Environment,
 ) -> None:
@@ -343,7 +334,6 @@ def test_an_unknown_name_gets_a_suggestion(
     assert "TENSORPIPE" in text
 
 
-@pytest.mark.thorough
 def test_a_known_name_says_what_to_install(
     core_only: Environment,
 ) -> None:
@@ -353,7 +343,6 @@ def test_a_known_name_says_what_to_install(
     assert "pip install rpc-backend-faulty-tensorpipe" in str(failure.value)
 
 
-@pytest.mark.thorough
 def test_use_does_not_change_the_order_of_members(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from support.environments import Environment, build_wheels, clean_environ
 from support.samples import MakeEnvironment
 
@@ -28,7 +26,6 @@ def run(environment: Environment, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.thorough
 def test_two_workers_call_over_each_installed_backend(installed: Environment) -> None:
     for name in ("TENSORPIPE", "FAULTY_TENSORPIPE"):
         output = run(installed, "two_workers.py", name)

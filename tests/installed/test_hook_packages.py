@@ -11,7 +11,6 @@ from support.samples import (
     FAULTY_TENSORPIPE,
     MakeEnvironment,
     backend_package,
-    first_and_thorough,
     hooks_package,
     old_style_package,
 )
@@ -77,8 +76,8 @@ def test_import_torch_imports_no_hook_package(
 @pytest.mark.parametrize(
     ("backend", "faulty"),
     [
-        pytest.param("TENSORPIPE", False, id="torch's own", marks=pytest.mark.thorough),
-        pytest.param("CARRIER", False, id="old-style", marks=pytest.mark.thorough),
+        pytest.param("TENSORPIPE", False, id="torch's own"),
+        pytest.param("CARRIER", False, id="old-style"),
         pytest.param("FAULTY_TENSORPIPE", True, id="plugin"),
     ],
 )
@@ -259,7 +258,7 @@ UNLOADABLE = {
 }
 
 
-@pytest.mark.parametrize("kind", first_and_thorough(UNLOADABLE))
+@pytest.mark.parametrize("kind", UNLOADABLE)
 def test_an_unloadable_package_is_reported_and_left_out(
     make_environment: MakeEnvironment, tmp_path: Path, kind: str
 ) -> None:
@@ -289,7 +288,7 @@ def test_an_unloadable_package_is_reported_and_left_out(
     assert "rpc-tracing" not in result.stderr, "another package was blamed"
 
 
-@pytest.mark.parametrize("kind", first_and_thorough(UNLOADABLE))
+@pytest.mark.parametrize("kind", UNLOADABLE)
 def test_its_variable_makes_an_unloadable_package_an_error(
     make_environment: MakeEnvironment, tmp_path: Path, kind: str
 ) -> None:
@@ -361,7 +360,7 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("kind", first_and_thorough(FAILING))
+@pytest.mark.parametrize("kind", FAILING)
 def test_the_error_of_a_failing_hook_names_its_package(
     make_environment: MakeEnvironment, tmp_path: Path, kind: str
 ) -> None:

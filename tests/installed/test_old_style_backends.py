@@ -17,12 +17,11 @@ from support.samples import (
     GROUP,
     TENSORPIPE,
     TORCH_GROUP,
-    first_and_thorough,
     old_style_package,
 )
 
 
-@pytest.fixture(scope="module", params=first_and_thorough(["theirs first", "ours first"]))
+@pytest.fixture(scope="module", params=["theirs first", "ours first"])
 def environment(
     request: pytest.FixtureRequest,
     core_only: Environment,

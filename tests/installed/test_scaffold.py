@@ -26,7 +26,6 @@ AGENTS = ROOT / "packages" / "agents"
 COMPILES_AGENTS = ("install-rpc-backends", "./packages/agents")
 #: The values of the command's option `--transport`.
 TRANSPORTS = ("tensorpipe", "python", "c++")
-KINDS = [pytest.param("tensorpipe", marks=pytest.mark.thorough), *TRANSPORTS[1:]]
 
 CALL = """
     import os
@@ -77,7 +76,7 @@ def _add_program(environment: Environment, name: str, line: str) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=KINDS,
+    params=TRANSPORTS,
 )
 def package(
     request: pytest.FixtureRequest,

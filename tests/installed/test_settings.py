@@ -83,7 +83,6 @@ def test_a_denied_plugin_is_recorded_and_never_imported(
     assert result.json == ["denied", False]
 
 
-@pytest.mark.thorough
 def test_denying_a_name_in_conflict_denies_both_packages(
     make_environment: MakeEnvironment, tmp_path: Path
 ) -> None:
@@ -97,7 +96,6 @@ def test_denying_a_name_in_conflict_denies_both_packages(
     assert answers["PIGEON"][0] == "BackendDeniedError"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("variable", ["RPC_BACKENDS_ALLOW", "RPC_BACKENDS_DENY"])
 def test_a_misspelt_name_is_an_error_with_a_suggestion(
     installed: Environment, variable: str
@@ -110,7 +108,6 @@ def test_a_misspelt_name_is_an_error_with_a_suggestion(
     assert "Did you mean 'FAULTY_TENSORPIPE'" in text, text
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["TENSORPIPE,,PIGEON", "TENSORPIPE;PIGEON", "*", "TENSORPIPE,"])
 def test_a_malformed_list_is_an_error_that_shows_it(installed: Environment, text: str) -> None:
     answers = installed.run(ASK, "TENSORPIPE", env={"RPC_BACKENDS_DENY": text}).json
@@ -166,7 +163,6 @@ def test_a_named_backend_wins_over_the_default(
     assert result.stdout.split() == ["False", "True"]
 
 
-@pytest.mark.thorough
 def test_an_unknown_default_names_the_variable(installed: Environment) -> None:
     result = installed.run(
         """

@@ -52,18 +52,15 @@ def program_with(init: str, backend: str) -> str:
         pytest.param(
             "rpc.init_rpc(me, backend='TENSORPIPE', rank=rank, world_size=2)",
             id="by name",
-            marks=pytest.mark.thorough,
         ),
         pytest.param(
             "rpc.init_rpc(me, backend=rpc.BackendType.TENSORPIPE, rank=rank, world_size=2)",
             id="by member",
-            marks=pytest.mark.thorough,
         ),
         pytest.param(
             "rpc.init_rpc(me, rank=rank, world_size=2, "
             "rpc_backend_options=rpc.TensorPipeRpcBackendOptions(num_worker_threads=4))",
             id="by the type of the options",
-            marks=pytest.mark.thorough,
         ),
     ],
 )
@@ -120,12 +117,10 @@ def test_tensorpipe_carries_calls_in_a_dynamic_group(installed: Environment) -> 
         pytest.param(
             "rpc.init_rpc(me, backend='FAULTY_TENSORPIPE', rank=rank, world_size=2)",
             id="by name",
-            marks=pytest.mark.thorough,
         ),
         pytest.param(
             "rpc.init_rpc(me, backend='faulty_tensorpipe', rank=rank, world_size=2)",
             id="without regard to case",
-            marks=pytest.mark.thorough,
         ),
         pytest.param(
             "rpc.init_rpc(me, backend=rpc.BackendType.FAULTY_TENSORPIPE, rank=rank, world_size=2)",

@@ -75,9 +75,13 @@ class Command:
     def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         """Run the command in a process that is forked, unless its start depends on ``env``."""
         if any(name.startswith(_AT_START) for name in env or {}):
-            return self.python("-m", "rpc_backends_cli", *arguments, env=env)
+            return self.anew(*arguments, env=env)
         environ = self.environ(env)
         return run_module("rpc_backends_cli", *arguments, env=environ, cwd=self.packages.parent)
+
+    def anew(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        """Run the command in a new interpreter, for tests of how it starts and imports torch."""
+        return self.python("-m", "rpc_backends_cli", *arguments, env=env)
 
     def python(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         done = subprocess.run(
