@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from rpc_backend_zeromq import ZeroMQRpcBackendOptions, identity
 from rpc_backend_zeromq.transport import ZeroMQTransport
-from rpc_backends_agents.common import sealed
-from rpc_backends_agents.common.secret import generate
+from rpc_backends_agents.engine import sealed
+from rpc_backends_agents.engine.secret import generate
 from rpc_backends_core._group import Group, Member
 from rpc_backends_core._group.answers import read_answer
 from rpc_backends_core._group.composition import compose, members_of
