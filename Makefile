@@ -42,6 +42,7 @@ BUILD_TOOLS := 'setuptools>=77' ninja 'hatchling>=1.25' 'editables>=0.5' 'libucx
 # What the demo needs, without tools for tests and documents.
 DEMO := packages/cli plugins/tensorpipe plugins/faulty_tensorpipe
 DEMO_NATIVE := packages/agents plugins/zeromq plugins/faults
+CPP = $(shell find packages plugins examples tests -name build -prune -o -name "*.h" -print -o -name "*.cpp" -print -o -name "*.cc" -print)
 SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
 
 # pytest exits with 5 if no test matches. That is no failure if PYTEST_ARGS selects tests of another suite.
@@ -120,18 +121,21 @@ test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supp
 matrix: setup  ## the tests with each torch and Python, 15 min a pair (ONLY="2.9 2.15 py3.12", AGAIN=1)
 	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" $(if $(AGAIN),--again)
 
-lint: setup  ## ruff: lint and format check
+lint: setup  ## ruff and clang-format: lint and format check
 	@echo "==> ruff"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@echo "==> clang-format"
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 typecheck: setup  ## mypy --strict of the sources
 	@echo "==> mypy"
 	$(BIN)/mypy --strict $(SOURCES)
 
-format: setup  ## fix and format the sources with ruff
+format: setup  ## fix and format the sources with ruff and clang-format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 wheels: setup  ## an sdist and a wheel of every distribution, in dist/
 	rm -rf dist

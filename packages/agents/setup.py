@@ -46,7 +46,7 @@ FLAGS = [
 TORCH = ".".join(torch_version.split(".")[:2])
 IS_SDIST = {"sdist", "egg_info"} & set(sys.argv)
 #: A module of its own, which links to nothing of torch.
-NATIVE = "csrc/native_transport.cpp"
+NATIVE = "csrc/module/native_transport.cpp"
 #: The files that the translation units include.
 PARTS = sorted(str(path) for path in Path("csrc").rglob("*.*") if str(path) != NATIVE)
 
@@ -63,17 +63,20 @@ setup(
             # The headers in csrc/narrow replace some of torch's headers, so their folder comes first.
             include_dirs=[
                 str(Path(folder).resolve())
-                for folder in ("csrc/narrow", "src/rpc_backends_agents/include")
+                for folder in ("csrc/narrow", "csrc", "src/rpc_backends_agents/include")
             ],
             extra_compile_args=FLAGS,
         ),
         Extension(
             "rpc_backends_agents._native_transport",
             [NATIVE],
-            depends=["csrc/buffer.h", "csrc/capsule.h"],
+            depends=["csrc/python/buffer.h", "csrc/python/capsule.h"],
             # torch brings pybind11's headers along.
             include_dirs=[
-                str(Path("src/rpc_backends_agents/include").resolve()),
+                *(
+                    str(Path(folder).resolve())
+                    for folder in ("csrc", "src/rpc_backends_agents/include")
+                ),
                 *include_paths(),
             ],
             # CppExtension sets it for the other module; strings pass between the two.

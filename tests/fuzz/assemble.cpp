@@ -253,8 +253,8 @@ void write_seeds(const std::filesystem::path& folder) {
     }
     std::ofstream(folder / ("seed" + std::to_string(number++)), std::ios::binary) << input;
   };
-  for (const std::vector<size_t>& sizes : std::vector<std::vector<size_t>>{
-           {}, {0}, {5}, {16, 17}, {100, 0, 30}, {4097}, {10, 5000, 20}, {4097, 4098}}) {
+  for (const std::vector<size_t>& sizes :
+       std::vector<std::vector<size_t>>{{}, {0}, {5}, {16, 17}, {100, 0, 30}, {4097}, {10, 5000, 20}, {4097, 4098}}) {
     Parts parts;
     for (const size_t size : sizes) {
       auto owner = std::make_shared<std::string>(size, 'p');

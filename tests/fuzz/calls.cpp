@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "../../packages/agents/csrc/pickled_call.h"
+#include "inspect/pickled_call.h"
 
 namespace rpc_backends {
 
@@ -48,7 +48,7 @@ std::string global(std::string_view module, std::string_view name) {
 }
 
 const std::string kRRef = bytes("(K\x00K\x01J\x07\x00\x00\x00K\x00\x8a\x05\x01\x02\x03\x04\x05K\x00") +
-    text("PyObject") + "t\x94\x85\x94R\x94";
+                          text("PyObject") + "t\x94\x85\x94R\x94";
 
 // Writes calls of each kind that torch makes.
 void write_seeds(const char* folder) {

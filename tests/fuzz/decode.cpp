@@ -1,8 +1,10 @@
 // For any input, decode() returns a message or throws BadFrame; a message can be read to the last byte and
 // sent on. `run.sh` runs this with the address and undefined-behaviour sanitizers.
 //
-// An input is a list of parts: their number in one byte, the size of each in two bytes, then their contents. Pieces come
-// first, two parts each; a second part of one byte stands for a whole piece of zeros.
+// An input is a list of parts: their number in one byte, the size of each in two bytes, then their contents. Pieces
+// come first, two parts each; a second part of one byte stands for a whole piece of zeros.
+#include <ATen/ATen.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -11,10 +13,8 @@
 #include <iostream>
 #include <vector>
 
-#include <ATen/ATen.h>
-
-#include "../../packages/agents/csrc/codec.h"
-#include "../../packages/agents/csrc/pieces.h"
+#include "wire/codec.h"
+#include "wire/pieces.h"
 
 namespace {
 
@@ -188,7 +188,8 @@ void write_seeds(const std::filesystem::path& folder) {
       {at::Tensor(), at::empty({0, 3}), at::scalar_tensor(7)},
       {matrix.to(at::kBFloat16), matrix.to(at::kBool), matrix.to(at::kComplexFloat).conj()},
       {matrix.to_sparse()},
-      {matrix.to_sparse().coalesce(), at::sparse_coo_tensor(at::zeros({1, 3}, at::kLong), at::ones({1, 2}).expand({3, 2}), {4, 2})},
+      {matrix.to_sparse().coalesce(),
+       at::sparse_coo_tensor(at::zeros({1, 3}, at::kLong), at::ones({1, 2}).expand({3, 2}), {4, 2})},
       {matrix.to_sparse_csr()},
       {at::quantize_per_tensor(matrix, 0.5, 3, at::kQUInt8)},
       {at::quantize_per_channel(matrix, at::ones({4}, at::kDouble), at::zeros({4}, at::kLong), 0, at::kQInt8)},

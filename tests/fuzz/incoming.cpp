@@ -2,6 +2,8 @@
 //
 // An input is a list of active messages. The first byte of each says its kind, and whether its payload is put in
 // place at once. Then come the size of its header and that of its payload, in two bytes each, and then both.
+#include "../../plugins/ucx/csrc/incoming.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -11,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "../../plugins/ucx/csrc/incoming.h"
 #include "../../plugins/ucx/csrc/outgoing.h"
 
 namespace rpc_backends::ucx {
@@ -88,7 +89,8 @@ void run(const uint8_t* data, size_t size) {
 void write_seeds(const char* folder) {
   std::filesystem::create_directories(folder);
   int number = 0;
-  const std::vector<std::vector<size_t>> all{{}, {0}, {5}, {5, 0, 100}, {5000}, {10, 5000}, {10, 5000, 6000, 3}, {4096, 4096, 4096}};
+  const std::vector<std::vector<size_t>> all{
+      {}, {0}, {5}, {5, 0, 100}, {5000}, {10, 5000}, {10, 5000, 6000, 3}, {4096, 4096, 4096}};
   for (const auto& sizes : all) {
     for (const uint8_t at_once : {0, 2}) {
       for (const size_t max_header : {size_t{0}, size_t{6144}}) {

@@ -8,10 +8,11 @@ target=${1:-all}
 inputs=${2:-10000000}
 processes=${3:-1}
 work=${FUZZ_FOLDER:-build}
+agents=../../packages/agents/csrc
 zeromq=../../plugins/zeromq/csrc
 ucx=../../plugins/ucx/csrc
 common=(-std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr
-    -I ../../packages/agents/src/rpc_backends_agents/include)
+    -I $agents -I ../../packages/agents/src/rpc_backends_agents/include)
 case $target in
 all)
     status=0
@@ -38,8 +39,8 @@ records | group | publications | members)
     ;;
 decode)
     torch=$(python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
-    sources=(decode.cpp ../../packages/agents/csrc/codec.cpp ../../packages/agents/csrc/frame.cpp ../../packages/agents/csrc/tensors.cpp ../../packages/agents/csrc/devices.cpp ../../packages/agents/csrc/log.cpp ../../packages/agents/csrc/pieces.cpp)
-    flags=(-D_GLIBCXX_USE_CXX11_ABI=1 -I ../../packages/agents/csrc/narrow -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
+    sources=(decode.cpp $agents/base/log.cpp $agents/wire/{codec,devices,frame,pieces,tensors}.cpp)
+    flags=(-D_GLIBCXX_USE_CXX11_ABI=1 -I $agents/narrow -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
         -L "$torch/lib" -Wl,-rpath,"$torch/lib" -ltorch -ltorch_cpu -lc10)
     length=10000
     ;;
@@ -59,7 +60,7 @@ incoming)
     length=6000
     ;;
 calls)
-    sources=(calls.cpp ../../packages/agents/csrc/pickled_call.cpp)
+    sources=(calls.cpp $agents/inspect/pickled_call.cpp)
     flags=()
     length=2000
     ;;
@@ -70,7 +71,7 @@ calls)
 esac
 mkdir -p "$work/$target-corpus"
 program=$work/$target
-if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find ../../packages/agents/csrc $zeromq $ucx -newer "$program" -name '*.[ch]*')" ]; then
+if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find $agents $zeromq $ucx -newer "$program" -name '*.[ch]*')" ]; then
     echo "==> building (a minute)"
     clang++ "${common[@]}" "${sources[@]}" "${flags[@]}" -o "$program"
 fi

@@ -62,7 +62,11 @@ def test_a_wheel_has_a_long_description(wheels: dict[str, Path], distribution: s
 @pytest.mark.parametrize("distribution", NATIVE)
 def test_an_sdist_contains_all_sources(distribution: str, tmp_path: Path) -> None:
     folder = FOLDERS[distribution]
-    sources = [*folder.glob("csrc/**/*.c*"), *folder.glob("csrc/*.h"), *folder.glob("src/**/*.h")]
+    sources = [
+        *folder.glob("csrc/**/*.c*"),
+        *folder.glob("csrc/**/*.h"),
+        *folder.glob("src/**/*.h"),
+    ]
     with tarfile.open(build_sdist(folder, tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {str(path.relative_to(folder)) for path in sources} <= names

@@ -75,7 +75,7 @@ def test_a_missing_private_name_stands_below_the_table() -> None:
         ("docs/index.md", []),
         ("plugins/ucx/tests/test_groups.py", []),
         ("plugins/ucx/csrc/links.cpp", ["UCX"]),
-        ("packages/agents/csrc/core.cpp", ["TENSORPIPE", "UCX"]),
+        ("packages/agents/csrc/agent/core.cpp", ["TENSORPIPE", "UCX"]),
     ],
 )
 def test_a_stage_is_run_again_if_a_file_has_changed_that_it_depends_on(

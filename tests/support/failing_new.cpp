@@ -8,7 +8,8 @@ thread_local int left = 0;  // the allocations up to the one that fails; 0: none
 
 }  // namespace
 
-// The allocation number `number` of this thread from now on fails; 0: none. Returns how many were left to the former one.
+// The allocation number `number` of this thread from now on fails; 0: none. Returns how many were left to the former
+// one.
 extern "C" int fail_allocation(int number) {
   const int before = left;
   left = number;
@@ -26,5 +27,9 @@ void* operator new(std::size_t size) {
   return memory;
 }
 
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}

@@ -381,8 +381,7 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::op
                          std::optional<c10::Layout> /*layout*/, std::optional<c10::Device> device,
                          std::optional<bool> /*pinned*/) {
   const c10::OptionalDeviceGuard guard(device);
-  return at::detail::empty_strided_generic(size, stride, &allocator,
-                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+  return at::detail::empty_strided_generic(size, stride, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                            c10::dtype_or_default(dtype));
 }
 
@@ -410,7 +409,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
 
 const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef size, std::optional<c10::MemoryFormat> /*format*/) {
   const auto needed = static_cast<size_t>(c10::multiply_integers(size)) * self.itemsize() +
-      static_cast<size_t>(self.storage_offset()) * self.itemsize();
+                      static_cast<size_t>(self.storage_offset()) * self.itemsize();
   const c10::Storage& storage = self.storage();
   if (needed > storage.nbytes()) {
     const c10::DeviceGuard guard(self.device());
@@ -521,9 +520,12 @@ TORCH_LIBRARY(late_device, m) {
   m.def("operations() -> int", []() -> int64_t { return operations; });
   m.def("device_count() -> int", []() -> int64_t { return kDevices; });
   m.def("current_device() -> int", []() -> int64_t { return current_device; });
-  m.def("set_device(int device) -> ()", [](int64_t device) { Guard().setDevice({kLate, static_cast<c10::DeviceIndex>(device)}); });
-  m.def("current_stream(int device) -> int", [](int64_t device) -> int64_t { return current_streams.at(static_cast<size_t>(device)); });
-  m.def("synchronize(int device) -> ()", [](int64_t device) { Guard().synchronizeDevice(static_cast<c10::DeviceIndex>(device)); });
+  m.def("set_device(int device) -> ()",
+        [](int64_t device) { Guard().setDevice({kLate, static_cast<c10::DeviceIndex>(device)}); });
+  m.def("current_stream(int device) -> int",
+        [](int64_t device) -> int64_t { return current_streams.at(static_cast<size_t>(device)); });
+  m.def("synchronize(int device) -> ()",
+        [](int64_t device) { Guard().synchronizeDevice(static_cast<c10::DeviceIndex>(device)); });
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ def texts() -> str:
     for file in (file for source in SOURCES for file in source.rglob("*.py")):
         nodes = ast.walk(ast.parse(file.read_text()))
         found += [text_of(one) for one in nodes if isinstance(one, ast.JoinedStr | ast.Constant)]
-    for file in (*ROOT.glob("packages/*/csrc/*.cpp"), *ROOT.glob("plugins/*/csrc/*.cpp")):
+    for file in (*ROOT.glob("packages/*/csrc/**/*.cpp"), *ROOT.glob("plugins/*/csrc/**/*.cpp")):
         joined = re.sub(r'"\s*\n\s*"', "", file.read_text())
         # Literals with an expression between them are one message.
         found.append(

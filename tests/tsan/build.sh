@@ -11,7 +11,7 @@ common=(-std=c++20 -O1 -g -fsanitize=thread -fno-omit-frame-pointer -fPIC -share
 # Packages that contain the new extension and links to all other files of the sources.
 rm -rf build
 mkdir -p build/rpc_backends_agents build/rpc_backend_zeromq build/rpc_backends_faults
-g++ "${common[@]}" -I ../../packages/agents/csrc/narrow -isystem "$torch/include/torch/csrc/api/include" -D_GLIBCXX_USE_CXX11_ABI=1 -DTORCH_EXTENSION_NAME=_C \
+g++ "${common[@]}" -I ../../packages/agents/csrc/narrow -I ../../packages/agents/csrc -isystem "$torch/include/torch/csrc/api/include" -D_GLIBCXX_USE_CXX11_ABI=1 -DTORCH_EXTENSION_NAME=_C \
     ../../packages/agents/csrc/unit_*.cc -L "$torch/lib" -Wl,-rpath,"$torch/lib" -ltorch_python -ltorch -ltorch_cpu -lc10 \
     -o "build/rpc_backends_agents/_C$suffix"
 g++ "${common[@]}" ../../plugins/zeromq/csrc/*.cpp -ldl -o "build/rpc_backend_zeromq/_native$suffix"

@@ -1,7 +1,7 @@
 // The files that use Python objects; see unit_agent.cc.
-#include "bindings.cpp"
-#include "call_interceptor.cpp"
-#include "own_rrefs.cpp"
-#include "python_transport.cpp"
-#include "recorder.cpp"
-#include "telemetry.cpp"
+#include "intercept/call_interceptor.cpp"
+#include "module/bindings.cpp"
+#include "record/recorder.cpp"
+#include "record/telemetry.cpp"
+#include "rpc/own_rrefs.cpp"
+#include "transport/python_transport.cpp"

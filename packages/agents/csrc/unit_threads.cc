@@ -1,7 +1,7 @@
 // The files that use neither torch nor Python objects; see unit_agent.cc.
-#include "frame.cpp"
-#include "log.cpp"
-#include "pickled_call.cpp"
-#include "python_state.cpp"
-#include "scheduler.cpp"
-#include "thread_pool.cpp"
+#include "agent/thread_pool.cpp"
+#include "base/log.cpp"
+#include "base/scheduler.cpp"
+#include "inspect/pickled_call.cpp"
+#include "python/python_state.cpp"
+#include "wire/frame.cpp"

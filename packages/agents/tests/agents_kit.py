@@ -29,7 +29,7 @@ TIME_LIMIT = 30.0
 #: Seconds within which something "immediate" has happened; a call that hangs takes `TIME_LIMIT`.
 AT_ONCE = 10.0
 
-#: The head of a frame and its fields; see csrc/frame.cpp. The last two are sizes in bytes.
+#: The head of a frame and its fields; see csrc/wire/frame.cpp. The last two are sizes in bytes.
 HEAD = struct.Struct("<IBBHiIIIQQQ")
 FIELDS = (
     *("magic", "version", "kind", "flags", "type", "tensors", "storages", "context", "call"),

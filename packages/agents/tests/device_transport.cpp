@@ -1,6 +1,6 @@
-// The transport of the tests that moves memory of the accelerator of the tests itself, between agents of one process. It
-// is used through ctypes, so it is compiled as C++17 against transport.h only. The accelerator's memory is the host's, so
-// memcpy() moves it.
+// The transport of the tests that moves memory of the accelerator of the tests itself, between agents of one process.
+// It is used through ctypes, so it is compiled as C++17 against transport.h only. The accelerator's memory is the
+// host's, so memcpy() moves it.
 #include <rpc_backends_agents/transport.h>
 
 #include <algorithm>

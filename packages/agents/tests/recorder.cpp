@@ -1,5 +1,5 @@
-// The interceptor of the tests: it follows orders and records what it sees. It is used through ctypes, so it is compiled
-// as C++17 against interceptor.h only.
+// The interceptor of the tests: it follows orders and records what it sees. It is used through ctypes, so it is
+// compiled as C++17 against interceptor.h only.
 #include <rpc_backends_agents/interceptor.h>
 
 #include <mutex>

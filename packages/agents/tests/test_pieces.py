@@ -27,7 +27,7 @@ from support import late_device
 
 pytestmark = pytest.mark.slow
 
-#: The bytes of a piece, and the head of a piece; see csrc/frame.h.
+#: The bytes of a piece, and the head of a piece; see csrc/wire/frame.h.
 PIECE = 4 << 20
 PIECE_HEAD = struct.Struct("<IBBBBIQQQQ")
 PIECE_FIELDS = (

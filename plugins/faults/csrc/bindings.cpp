@@ -101,53 +101,56 @@ PYBIND11_MODULE(_native, module) {
                delete static_cast<std::shared_ptr<Interceptor>*>(PyCapsule_GetPointer(capsule, kInterceptorCapsule));
              });
            })
-      .def("set_rules",
-           [](FaultPipeline& self, const std::vector<py::dict>& rules, uint64_t seed,
-              std::vector<std::string> housekeeping) {
-             std::vector<FaultRule> parsed;
-             for (const py::dict& rule : rules) {
-               parsed.push_back(rule_from(rule));
-             }
-             self.rules.set(std::move(parsed), seed, std::move(housekeeping));
-           },
-           py::arg("rules"), py::arg("seed"), py::arg("housekeeping"))
-      .def("set_replay",
-           [](FaultPipeline& self,
-              const std::vector<std::tuple<std::string, std::string, std::string, uint64_t, uint64_t, double,
-                                           std::vector<std::pair<size_t, double>>,
-                                           std::vector<std::pair<size_t, double>>>>& entries,
-              double stall_timeout) {
-             std::vector<ReplayEntry> parsed;
-             for (const auto& [receiver, type, function, digest, nth, at, faults, answer_faults] : entries) {
-               parsed.push_back({receiver, type, function, digest, nth, at, faults, answer_faults});
-             }
-             self.rules.set_replay(std::move(parsed), stall_timeout);
-           },
-           py::arg("entries"), py::arg("stall_timeout"))
-      .def("set_mark",
-           [](FaultPipeline& self, const std::string& mark, bool on) { self.rules.set_mark(mark, on); },
-           py::arg("mark"), py::arg("on"))
-      .def("open_log",
-           [](FaultPipeline& self, const std::string& path) {
-             self.log.open(path);
-             self.rules.watch(true);
-           },
-           py::arg("path"))
+      .def(
+          "set_rules",
+          [](FaultPipeline& self, const std::vector<py::dict>& rules, uint64_t seed,
+             std::vector<std::string> housekeeping) {
+            std::vector<FaultRule> parsed;
+            for (const py::dict& rule : rules) {
+              parsed.push_back(rule_from(rule));
+            }
+            self.rules.set(std::move(parsed), seed, std::move(housekeeping));
+          },
+          py::arg("rules"), py::arg("seed"), py::arg("housekeeping"))
+      .def(
+          "set_replay",
+          [](FaultPipeline& self,
+             const std::vector<
+                 std::tuple<std::string, std::string, std::string, uint64_t, uint64_t, double,
+                            std::vector<std::pair<size_t, double>>, std::vector<std::pair<size_t, double>>>>& entries,
+             double stall_timeout) {
+            std::vector<ReplayEntry> parsed;
+            for (const auto& [receiver, type, function, digest, nth, at, faults, answer_faults] : entries) {
+              parsed.push_back({receiver, type, function, digest, nth, at, faults, answer_faults});
+            }
+            self.rules.set_replay(std::move(parsed), stall_timeout);
+          },
+          py::arg("entries"), py::arg("stall_timeout"))
+      .def(
+          "set_mark", [](FaultPipeline& self, const std::string& mark, bool on) { self.rules.set_mark(mark, on); },
+          py::arg("mark"), py::arg("on"))
+      .def(
+          "open_log",
+          [](FaultPipeline& self, const std::string& path) {
+            self.log.open(path);
+            self.rules.watch(true);
+          },
+          py::arg("path"))
       .def("close_log",
            [](FaultPipeline& self) {
              self.rules.watch(false);
              self.log.close();
            })
-      .def("log_line",  // may wait for a disk, so it releases the GIL
-           [](FaultPipeline& self, const std::string& members) { self.log.add(members); },
-           py::arg("members"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "log_line",  // may wait for a disk, so it releases the GIL
+          [](FaultPipeline& self, const std::string& members) { self.log.add(members); }, py::arg("members"),
+          py::call_guard<py::gil_scoped_release>())
       .def("log_failure", [](FaultPipeline& self) { return self.log.failure(); })
       .def("fault_counts", &counts_of)
-      .def("divergence",
-           [](FaultPipeline& self) {
-             FaultRules& rules = self.rules;
-             return std::make_tuple(rules.unrecorded(), rules.first_unrecorded(), rules.missing(), rules.first_missing());
-           });
+      .def("divergence", [](FaultPipeline& self) {
+        FaultRules& rules = self.rules;
+        return std::make_tuple(rules.unrecorded(), rules.first_unrecorded(), rules.missing(), rules.first_missing());
+      });
 }
 
 }  // namespace rpc_backends

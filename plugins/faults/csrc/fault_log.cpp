@@ -149,7 +149,7 @@ void FaultLog::add_request(uint64_t id, const FaultMessage& message, const Fault
     add_text(line, message.function);
   }
   line += ",\"bytes\":" + std::to_string(message.bytes) + ",\"digest\":\"" + digest +
-      "\",\"nth\":" + std::to_string(message.nth);
+          "\",\"nth\":" + std::to_string(message.nth);
   add_faults(line, faults);
   write_line(line);
 }

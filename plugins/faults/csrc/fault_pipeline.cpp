@@ -134,7 +134,8 @@ void FaultCall::on_answer(AnswerPtr answer) {
     seconds += fault.rule->kind == FaultKind::kReplyDelay ? fault.seconds : 0;
   }
   if (seconds > 0) {
-    pipeline_->later(seconds, [self = shared_from_this(), answer, answer_faults] { self->pass(answer, answer_faults); });
+    pipeline_->later(seconds,
+                     [self = shared_from_this(), answer, answer_faults] { self->pass(answer, answer_faults); });
   } else {
     pass(answer, answer_faults);
   }

@@ -24,9 +24,7 @@ class FaultPipeline : public Interceptor, public std::enable_shared_from_this<Fa
   explicit FaultPipeline(const std::string& worker) : rules(worker), worker_(worker) {}
 
   void on_start(const AgentInfo& agent) override;
-  bool wants(Direction direction) const noexcept override {
-    return direction == Direction::kOutgoing && !rules.idle();
-  }
+  bool wants(Direction direction) const noexcept override { return direction == Direction::kOutgoing && !rules.idle(); }
   void on_request(RequestPtr request) override;
   // From now on no fault is applied. Requests that wait for later ones are sent, because few more will come.
   void on_settle() override;

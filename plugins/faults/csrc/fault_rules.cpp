@@ -27,7 +27,7 @@ FaultRules::Clock::duration duration_of(double seconds) {
 
 bool any_matches(const std::vector<std::string>& patterns, const std::string& text) {
   return patterns.empty() ||
-      std::any_of(patterns.begin(), patterns.end(), [&](const auto& pattern) { return matches(pattern, text); });
+         std::any_of(patterns.begin(), patterns.end(), [&](const auto& pattern) { return matches(pattern, text); });
 }
 
 bool is_of_answers(FaultKind kind) {
@@ -56,12 +56,12 @@ bool same(const FaultRule& one, const FaultRule& other) {
 
 std::string described(const ReplayEntry& entry) {
   return entry.type + (entry.function.empty() ? "" : " " + entry.function) + " to '" + entry.receiver +
-      "' (occurrence " + std::to_string(entry.nth) + ")";
+         "' (occurrence " + std::to_string(entry.nth) + ")";
 }
 
 std::string described(const FaultMessage& message) {
-  return std::string(type_name(message.type)) + (message.function.empty() ? "" : " " + message.function) +
-      " to '" + message.receiver + "' (occurrence " + std::to_string(message.nth) + ")";
+  return std::string(type_name(message.type)) + (message.function.empty() ? "" : " " + message.function) + " to '" +
+         message.receiver + "' (occurrence " + std::to_string(message.nth) + ")";
 }
 
 }  // namespace
@@ -264,7 +264,7 @@ FaultMessage FaultRules::decide_locked(FaultMessage seen, const Selected& select
     count(*state, seen, !paused);
     faults.push_back({state->rule, seconds_of(*state, seen, false)});
     is_sent = rule.kind != FaultKind::kFail && rule.kind != FaultKind::kDrop && rule.kind != FaultKind::kPartition &&
-        rule.kind != FaultKind::kCrash;
+              rule.kind != FaultKind::kCrash;
   }
   return seen;
 }
@@ -337,7 +337,7 @@ FaultRules::Route& FaultRules::route_to(int receiver_id, const std::string& rece
       return !state->rule->functions.empty() || !state->rule->housekeeping;
     };
     route.ask_function = std::any_of(route.all.requests.begin(), route.all.requests.end(), asks) ||
-        std::any_of(route.all.answers.begin(), route.all.answers.end(), asks);
+                         std::any_of(route.all.answers.begin(), route.all.answers.end(), asks);
   } else {
     const auto has_function = [](const StatePtr& state) { return !state->rule->functions.empty(); };
     std::erase_if(route.all.requests, has_function);
@@ -418,7 +418,7 @@ bool FaultRules::is_on(const FaultRule& rule) const {
     }
   }
   return rule.mark.empty() ||
-      std::any_of(marks_.begin(), marks_.end(), [&](const auto& mark) { return matches(rule.mark, mark); });
+         std::any_of(marks_.begin(), marks_.end(), [&](const auto& mark) { return matches(rule.mark, mark); });
 }
 
 bool FaultRules::fires(State& state, const FaultMessage& message, bool answer) {
@@ -539,8 +539,8 @@ std::optional<std::string> FaultRules::replay_status() {
     return std::nullopt;
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  const std::string so_far = " after " + std::to_string(replayed_.size()) + " of " + std::to_string(replay_.size()) +
-      " recorded messages";
+  const std::string so_far =
+      " after " + std::to_string(replayed_.size()) + " of " + std::to_string(replay_.size()) + " recorded messages";
   if (unrecorded_ > 0 && !reported_unrecorded_) {
     reported_unrecorded_ = true;
     return "diverged" + so_far + ": " + first_unrecorded_ + " is not in the log";

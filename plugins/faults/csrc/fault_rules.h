@@ -77,8 +77,8 @@ struct FaultRule {
 
   // What.
   Shape shape = Shape::kFixed;
-  double seconds = 0;  // delays, pause: the fixed value, the minimum or the mean, depending on the shape
-  double spread = 0;   // the maximum or the standard deviation, depending on the shape
+  double seconds = 0;   // delays, pause: the fixed value, the minimum or the mean, depending on the shape
+  double spread = 0;    // the maximum or the standard deviation, depending on the shape
   uint64_t others = 1;  // reorder: how many later requests must be answered first
   double bound = 1;     // reorder: seconds after which the request is sent in any case
   double rate = 0;      // bandwidth: bytes per second
@@ -252,9 +252,9 @@ class FaultRules {
   std::atomic<bool> replaying_{false};
   double stall_timeout_ = 0;
   std::map<Recorded, ReplayEntry> replay_;
-  std::vector<Recorded> order_;   // the recorded messages in their order
-  size_t next_ = 0;               // all recorded messages before this index were sent
-  size_t reported_ = SIZE_MAX;    // the index that was last reported as overdue
+  std::vector<Recorded> order_;  // the recorded messages in their order
+  size_t next_ = 0;              // all recorded messages before this index were sent
+  size_t reported_ = SIZE_MAX;   // the index that was last reported as overdue
   std::set<Recorded> replayed_;
   Clock::time_point progress_{};  // when a recorded message was last sent
   double progress_at_ = 0;        // the latest time, in the recorded run, of the messages sent so far

@@ -26,8 +26,7 @@ Clock::duration seconds(double value) {
 std::shared_ptr<PythonTransport> make(const std::vector<std::pair<std::string, std::string>>& config,
                                       uint64_t max_message, double poll_time, double handshake_timeout,
                                       uint64_t rendezvous, const std::map<std::string, std::string>& device_memory,
-                                      const py::object& on_unknown_proof,
-                                      const py::object& on_refused) {
+                                      const py::object& on_unknown_proof, const py::object& on_refused) {
   Settings settings;
   settings.config = config;
   settings.max_message = max_message;
@@ -127,8 +126,7 @@ PYBIND11_MODULE(_native, module) {
            py::arg("process") = std::pair<int, uint64_t>(0, 0), py::arg("max_message") = UINT64_MAX)
       .def("forget", &PythonTransport::forget, py::arg("peer"), release())
       .def("reject", &PythonTransport::reject, py::arg("peer"), py::arg("reason"), release())
-      .def("send", &send_bytes, py::arg("peer"), py::arg("parts"), py::arg("reply"),
-           py::arg("device") = py::none())
+      .def("send", &send_bytes, py::arg("peer"), py::arg("parts"), py::arg("reply"), py::arg("device") = py::none())
       .def("receive", &receive_tuple, py::arg("timeout"))
       .def("close", &PythonTransport::close, py::arg("linger"), release())
       .def("metrics", &PythonTransport::metrics, release())

@@ -105,8 +105,7 @@ int GuardedListener::accept() {
 void GuardedListener::add() {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
-  const int fd =
-      ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  const int fd = ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd == -1) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       make_room();
@@ -128,8 +127,8 @@ void GuardedListener::add() {
 }
 
 GuardedListener::Outcome GuardedListener::read(Pending& pending) {
-  const ssize_t got = ::recv(pending.fd, pending.bytes.data() + pending.size, pending.bytes.size() - pending.size,
-                             MSG_DONTWAIT);
+  const ssize_t got =
+      ::recv(pending.fd, pending.bytes.data() + pending.size, pending.bytes.size() - pending.size, MSG_DONTWAIT);
   if (got == -1) {
     return errno == EAGAIN || errno == EINTR ? Outcome::kWaits : Outcome::kClosed;
   }

@@ -24,7 +24,8 @@ namespace rpc_backends::ucx {
 class GuardedListener {
  public:
   // Returns the answer to a proof of a connection to `receiver`; nullopt if the proof is not valid.
-  using Check = std::function<std::optional<ConnectionKey::Tag>(const ConnectionKey::Proof&, const std::string& receiver)>;
+  using Check =
+      std::function<std::optional<ConnectionKey::Tag>(const ConnectionKey::Proof&, const std::string& receiver)>;
   // Called when a connection is closed because it has not proved itself. `from`: its address.
   using OnRefused = std::function<void(const std::string& from)>;
 
@@ -74,7 +75,7 @@ class GuardedListener {
   const std::chrono::milliseconds time_limit_;
   const Check check_;
   const OnRefused on_refused_;
-  std::unique_ptr<Fd> spare_;  // closed for a moment so that accept() gets a descriptor
+  std::unique_ptr<Fd> spare_;                // closed for a moment so that accept() gets a descriptor
   std::optional<Clock::time_point> resume_;  // when to watch the listener again
   Oldest pending_;
   std::unordered_map<int, Oldest::iterator> by_fd_;

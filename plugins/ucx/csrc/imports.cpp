@@ -25,7 +25,7 @@ constexpr uint32_t kKinds[] = {0};  // R_..._NONE: no import is found
 struct Library {
   uintptr_t address = 0;  // within the library
   uintptr_t base = 0;
-  const ElfW(Dyn)* dynamic = nullptr;
+  const ElfW(Dyn) * dynamic = nullptr;
   uintptr_t read_only = 0, read_only_end = 0;  // read-only after relocation
 };
 
@@ -35,7 +35,7 @@ int find_library(dl_phdr_info* info, size_t /*size*/, void* data) {
   candidate.base = info->dlpi_addr;
   bool contains = false;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const ElfW(Phdr)& segment = info->dlpi_phdr[i];
+    const ElfW(Phdr) & segment = info->dlpi_phdr[i];
     const uintptr_t begin = info->dlpi_addr + segment.p_vaddr;
     if (segment.p_type == PT_LOAD) {
       contains |= library.address >= begin && library.address < begin + segment.p_memsz;
@@ -57,11 +57,11 @@ int find_library(dl_phdr_info* info, size_t /*size*/, void* data) {
 struct Tables {
   explicit Tables(const Library& library) {
     // The loader has turned the offsets in this section into addresses, on most systems.
-    const auto at = [&](const ElfW(Dyn)& entry) {
+    const auto at = [&](const ElfW(Dyn) & entry) {
       return entry.d_un.d_ptr < library.base ? library.base + entry.d_un.d_ptr : entry.d_un.d_ptr;
     };
     size_t plt_size = 0, data_size = 0;
-    const ElfW(Rela)*plt = nullptr, *data = nullptr;
+    const ElfW(Rela)* plt = nullptr, *data = nullptr;
     for (const ElfW(Dyn)* entry = library.dynamic; entry != nullptr && entry->d_tag != DT_NULL; ++entry) {
       switch (entry->d_tag) {
         case DT_SYMTAB:
@@ -97,7 +97,7 @@ struct Tables {
     }
   }
 
-  const ElfW(Sym)* symbols = nullptr;
+  const ElfW(Sym) * symbols = nullptr;
   const char* names = nullptr;
   std::vector<ElfW(Rela)> relocations;
 };
@@ -134,7 +134,7 @@ bool replace_imports(const void* address, const std::vector<Import>& imports) {
   std::vector<Slot> slots;
   for (const Import& import : imports) {
     const size_t before = slots.size();
-    for (const ElfW(Rela)& relocation : tables.relocations) {
+    for (const ElfW(Rela) & relocation : tables.relocations) {
       const auto kind = static_cast<uint32_t>(ELF64_R_TYPE(relocation.r_info));
       const auto symbol = ELF64_R_SYM(relocation.r_info);
       if (symbol != 0 && std::find(std::begin(kKinds), std::end(kKinds), kind) != std::end(kKinds) &&

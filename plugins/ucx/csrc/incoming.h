@@ -1,8 +1,9 @@
 // Assembles the messages that arrive on one link and returns them in the order in which they were sent. Checks all data
 // from the peer before it uses them.
 //
-// message() and part() return the memory for the payload of an active message. The owner of this object copies the payload
-// there, at once or later, and then calls filled(). UCX receives large payloads directly into the memory that the agent gets.
+// message() and part() return the memory for the payload of an active message. The owner of this object copies the
+// payload there, at once or later, and then calls filled(). UCX receives large payloads directly into the memory that
+// the agent gets.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +38,8 @@ class Incoming {
   // Reads the header of a message, or of a part. Returns the memory for its payload. Throws Malformed, std::bad_alloc.
   Target message(const void* header, size_t header_size, size_t payload_size);
   Target part(const void* header, size_t header_size, size_t payload_size);
-  // Reads the header of a part in memory of a device, and returns memory from the allocator. Throws what it throws, too.
+  // Reads the header of a part in memory of a device, and returns memory from the allocator. Throws what it throws,
+  // too.
   Target device_part(const void* header, size_t header_size, size_t payload_size, const DeviceAllocator& allocate);
 
   // Records that a payload is in its memory. Appends the messages that are complete now, in order. Throws Malformed.
@@ -71,7 +73,7 @@ class Incoming {
 
   const uint64_t max_message_;
   uint64_t next_ = 0;
-  size_t early_ = 0;           // parts of messages whose sizes are unknown
+  size_t early_ = 0;  // parts of messages whose sizes are unknown
   uint64_t early_bytes_ = 0;
   std::map<uint64_t, Message> messages_;
   std::map<uint64_t, uint32_t> counts_;  // of parts, of messages whose sizes are on their way

@@ -100,7 +100,8 @@ Links::Link* Links::owner_of(const Token& token) {
 void Links::learn(int peer, const std::string& address, const Credentials& credentials) {
   Link* link = find(peer);
   const bool is_known = link != nullptr && link->address == address &&
-      link->credentials.our_proof == credentials.our_proof && link->credentials.their_proof == credentials.their_proof;
+                        link->credentials.our_proof == credentials.our_proof &&
+                        link->credentials.their_proof == credentials.their_proof;
   if (!is_known) {
     if (link != nullptr) {
       lose(*link, "its address has changed", false);
@@ -148,8 +149,8 @@ Token Links::new_token() {
 
 void Links::open(Link& link) {
   ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(link.address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &on_error;
@@ -163,12 +164,13 @@ void Links::open(Link& link) {
   link.is_confirmed = false;
   link.attempt = next_attempt_++;
   ++services_.counters.connections;
-  services_.timers.at(Clock::now() + services_.settings.handshake_timeout, [this, peer = link.peer, attempt = link.attempt] {
-    Link* const found = find(peer);
-    if (found != nullptr && found->attempt == attempt && found->endpoint != nullptr && !found->is_confirmed) {
-      lose(*found, "it has not answered", true);
-    }
-  });
+  services_.timers.at(
+      Clock::now() + services_.settings.handshake_timeout, [this, peer = link.peer, attempt = link.attempt] {
+        Link* const found = find(peer);
+        if (found != nullptr && found->attempt == attempt && found->endpoint != nullptr && !found->is_confirmed) {
+          lose(*found, "it has not answered", true);
+        }
+      });
   greet(link);
 }
 
@@ -457,7 +459,8 @@ void Links::reject(int peer, const std::string& reason) {
 void Links::close(Clock::time_point deadline) {
   closing_ = true;
   progress_until(deadline, [this] {
-    return leaving_.empty() && std::all_of(links_.begin(), links_.end(), [](auto& one) { return one.second->queue.empty(); });
+    return leaving_.empty() &&
+           std::all_of(links_.begin(), links_.end(), [](auto& one) { return one.second->queue.empty(); });
   });
   for (auto& [peer, link] : links_) {
     say_goodbye(*link, false, "it has closed the connection");

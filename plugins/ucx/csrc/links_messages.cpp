@@ -1,5 +1,3 @@
-#include "links.h"  // sending and receiving messages; links.cpp opens and ends links
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -8,6 +6,7 @@
 #include <utility>
 
 #include "link.h"
+#include "links.h"  // sending and receiving messages; links.cpp opens and ends links
 
 namespace rpc_backends::ucx {
 
@@ -28,7 +27,8 @@ constexpr int kEveryPeer = -1;
 void Links::send(int peer, Parts parts) {
   Link* const link = find(peer);
   if (self_ == -1 || link == nullptr) {
-    throw TransportError(self_ == -1 ? "the transport has not been started" : called(peer) + " is not known to this worker");
+    throw TransportError(self_ == -1 ? "the transport has not been started"
+                                     : called(peer) + " is not known to this worker");
   }
   if (link->is_lost) {
     throw TransportError(called(peer) + " is lost: " + link->reason);
@@ -66,7 +66,7 @@ void Links::post(Link& link, std::unique_ptr<Outgoing> owned) {
   for (const Outgoing::Piece& piece : pieces) {
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
-        UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+                         UCP_OP_ATTR_FIELD_MEMORY_TYPE;
     param.cb.send = &on_sent;
     param.user_data = &outgoing;
     param.memory_type = services_.device_memory.type_of(piece.memory);
@@ -126,8 +126,8 @@ void Links::send_head(Link& link, Kind kind, std::string bytes) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER | UCP_AM_SEND_FLAG_EAGER;
   param.cb.send = [](void* request, ucs_status_t /*status*/, void* /*none*/) { ucp_request_free(request); };
-  const ucs_status_ptr_t request = ucp_am_send_nbx(link.endpoint, static_cast<unsigned>(kind), bytes.data(),
-                                                   bytes.size(), nullptr, 0, &param);
+  const ucs_status_ptr_t request =
+      ucp_am_send_nbx(link.endpoint, static_cast<unsigned>(kind), bytes.data(), bytes.size(), nullptr, 0, &param);
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
     services_.inbox.nudge();
   }
@@ -219,9 +219,12 @@ ucs_status_t Links::on_message(void* self, const void* header, size_t header_siz
   return static_cast<Links*>(self)->take(kind, header, header_size, data, size, is_fetched);
 }
 
-template ucs_status_t Links::on_message<Kind::kMessage>(void*, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*);
-template ucs_status_t Links::on_message<Kind::kPart>(void*, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*);
-template ucs_status_t Links::on_message<Kind::kDevicePart>(void*, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*);
+template ucs_status_t Links::on_message<Kind::kMessage>(void*, const void*, size_t, void*, size_t,
+                                                        const ucp_am_recv_param_t*);
+template ucs_status_t Links::on_message<Kind::kPart>(void*, const void*, size_t, void*, size_t,
+                                                     const ucp_am_recv_param_t*);
+template ucs_status_t Links::on_message<Kind::kDevicePart>(void*, const void*, size_t, void*, size_t,
+                                                           const ucp_am_recv_param_t*);
 
 Incoming::Target Links::place(Link& link, Kind kind, const void* header, size_t header_size, size_t size) {
   switch (kind) {
@@ -272,8 +275,8 @@ ucs_status_t Links::take(Kind kind, const void* header, size_t header_size, void
       param.memory_type = memory_type;
       is_taken = true;
       // UCX may call on_fetched() in here, which deletes `fetch`, and still return a request.
-      const ucs_status_ptr_t request = ucp_am_recv_data_nbx(
-          worker_.get(), data, const_cast<void*>(fetch->target.memory.data), size, &param);
+      const ucs_status_ptr_t request =
+          ucp_am_recv_data_nbx(worker_.get(), data, const_cast<void*>(fetch->target.memory.data), size, &param);
       if (request == nullptr || UCS_PTR_IS_ERR(request)) {
         fetching_.erase(fetch);
         owned.reset(fetch);

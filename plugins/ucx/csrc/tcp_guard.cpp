@@ -186,13 +186,12 @@ bool install() {
   }
   void* const uct = ::dlsym(library, "uct_iface_open");
   ::dlclose(library);
-  return uct != nullptr &&
-      replace_imports(uct, {{"ucs_async_set_event_handler", address_of(&set_event_handler)},
-                            {"ucs_socket_accept", address_of(&accept)},
-                            {"ucs_socket_connect", address_of(&connect)},
-                            {"ucs_socket_send", address_of(&send)},
-                            {"ucs_socket_recv_nb", address_of(&receive)},
-                            {"ucs_close_fd", address_of(&close_fd)}});
+  return uct != nullptr && replace_imports(uct, {{"ucs_async_set_event_handler", address_of(&set_event_handler)},
+                                                 {"ucs_socket_accept", address_of(&accept)},
+                                                 {"ucs_socket_connect", address_of(&connect)},
+                                                 {"ucs_socket_send", address_of(&send)},
+                                                 {"ucs_socket_recv_nb", address_of(&receive)},
+                                                 {"ucs_close_fd", address_of(&close_fd)}});
 }
 
 uint64_t random_number() {

@@ -41,7 +41,8 @@ class TcpGuard {
   // How many of UCX's listeners are guarded.
   int listeners() const { return listeners_; }
 
-  // While this object exists, the sockets that UCX opens on this thread belong to the guard. Null: no effect, at no cost.
+  // While this object exists, the sockets that UCX opens on this thread belong to the guard. Null: no effect, at no
+  // cost.
   class Scope {
    public:
     explicit Scope(TcpGuard* guard) : guard_(guard), before_(guard == nullptr ? nullptr : enter(guard)) {}

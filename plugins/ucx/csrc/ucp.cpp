@@ -197,7 +197,7 @@ size_t Worker::max_header() const {
 void Worker::handle(wire::Kind kind, ucp_am_recv_callback_t callback, void* argument) {
   ucp_am_handler_param_t params{};
   params.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
-      UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
+                      UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
   params.id = static_cast<unsigned>(kind);
   params.flags = UCP_AM_FLAG_WHOLE_MSG;
   params.cb = callback;

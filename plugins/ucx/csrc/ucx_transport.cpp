@@ -237,7 +237,8 @@ void UcxTransport::close(double linger) {
     impl_.release();  // its threads and locks belong to the parent process
     return;
   }
-  std::unique_ptr<Impl> closed;  // destroyed without the lock, because objects that the callbacks hold may call close() too
+  std::unique_ptr<Impl>
+      closed;  // destroyed without the lock, because objects that the callbacks hold may call close() too
   std::lock_guard<std::mutex> lock(close_mutex_);
   if (!impl_) {
     return;
@@ -246,7 +247,8 @@ void UcxTransport::close(double linger) {
   impl_->inbox.close();
   gate_.wait_until_empty();
   impl_->callback_thread.stop();
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(linger));
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(linger));
   impl_->locked([this, deadline] { impl_->links.close(deadline); });
   closed = std::move(impl_);
 }

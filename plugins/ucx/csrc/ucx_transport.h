@@ -5,8 +5,8 @@
 //   CallbackThread   one thread: runs callbacks of the transport's owner
 //   Releaser         one thread: releases the memory of sent messages
 //
-// Requests and replies to a peer use this worker's link to it. If the link ends, this worker opens a new one at once. The
-// greeting on the new link tells the peer that answers may be lost.
+// Requests and replies to a peer use this worker's link to it. If the link ends, this worker opens a new one at once.
+// The greeting on the new link tells the peer that answers may be lost.
 #pragma once
 
 #include <atomic>

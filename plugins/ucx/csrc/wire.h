@@ -48,11 +48,12 @@ struct Greeting {
 };
 static_assert(sizeof(Greeting) == 72);
 
-// Before the sizes of the parts (64 bits each, the largest bit is kLarge) and the small parts, each aligned to 16 bytes.
+// Before the sizes of the parts (64 bits each, the largest bit is kLarge) and the small parts, each aligned to 16
+// bytes.
 struct Message {
   Token token;
-  uint64_t number = 0;  // 0, 1, 2... on a link
-  uint32_t count = 0;   // of parts
+  uint64_t number = 0;     // 0, 1, 2... on a link
+  uint32_t count = 0;      // of parts
   uint32_t in_header = 0;  // whether sizes and small parts follow in the header; otherwise they are the payload
 };
 static_assert(sizeof(Message) == 32);

@@ -48,10 +48,10 @@ py::tuple make_keys() {
 }
 
 std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key,
-                                       const std::optional<py::bytes>& secret_key, uint64_t max_message,
-                                       double heartbeat, double heartbeat_timeout, double handshake_timeout,
-                                       int io_threads, bool wants_proofs, const py::object& on_unknown_key,
-                                       const py::object& on_refused) {
+                                      const std::optional<py::bytes>& secret_key, uint64_t max_message,
+                                      double heartbeat, double heartbeat_timeout, double handshake_timeout,
+                                      int io_threads, bool wants_proofs, const py::object& on_unknown_key,
+                                      const py::object& on_refused) {
   if (public_key.has_value() != secret_key.has_value()) {
     throw TransportError("give both public_key and secret_key, or neither");
   }
@@ -68,7 +68,7 @@ std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key
   settings.io_threads = io_threads;
   settings.wants_proofs = wants_proofs;
   return std::make_shared<PythonTransport>(settings, unknown_key_callback(on_unknown_key),
-                                            refused_callback(on_refused));
+                                           refused_callback(on_refused));
 }
 
 void send_buffers(PythonTransport& transport, int peer, const py::iterable& buffers, bool reply) {
@@ -99,8 +99,8 @@ Inbox::Outcome receive_with_signals(PythonTransport& transport, Event& event, Cl
 
 py::object receive_tuple(PythonTransport& transport, std::optional<double> timeout) {
   Event event;
-  const auto deadline = timeout ? Clock::now() + std::chrono::milliseconds(milliseconds(*timeout))
-                                : Clock::time_point::max();
+  const auto deadline =
+      timeout ? Clock::now() + std::chrono::milliseconds(milliseconds(*timeout)) : Clock::time_point::max();
   if (receive_with_signals(transport, event, deadline) != Inbox::Outcome::kEvent) {
     return py::none();
   }
@@ -152,8 +152,8 @@ PYBIND11_MODULE(_native, module) {
   });
   py::class_<PythonTransport, std::shared_ptr<PythonTransport>>(module, "Transport")
       .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("max_message"),
-           py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"),
-           py::arg("io_threads") = 1, py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
+           py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"), py::arg("io_threads") = 1,
+           py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
       .def("bind", &PythonTransport::bind, py::arg("endpoints"), release())
       .def("start", &PythonTransport::start, py::arg("self_id"), release())
       .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none(),

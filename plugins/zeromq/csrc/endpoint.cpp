@@ -27,7 +27,7 @@ bool take_prefix(const std::string& text, const std::string& prefix, std::string
 
 bool is_port(const std::string& text) {
   return !text.empty() && text.size() <= 5 && text.find_first_not_of("0123456789") == std::string::npos &&
-      std::stoi(text) > 0 && std::stoi(text) <= 65535;
+         std::stoi(text) > 0 && std::stoi(text) <= 65535;
 }
 
 }  // namespace
@@ -44,7 +44,8 @@ Endpoint::Endpoint(const std::string& text) : text_(text) {
   }
   if (size_ == 0) {
     // The error message would end at a NUL.
-    throw TransportError("'" + text.substr(0, text.find('\0')) + "' is not an endpoint to connect to; use tcp://ADDRESS:PORT with a numeric "
+    throw TransportError("'" + text.substr(0, text.find('\0')) +
+                         "' is not an endpoint to connect to; use tcp://ADDRESS:PORT with a numeric "
                          "address (IPv6 in brackets), or ipc://PATH");
   }
 }

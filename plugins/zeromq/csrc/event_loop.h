@@ -11,8 +11,8 @@
 #include <thread>
 #include <unordered_map>
 
-#include "rpc_backends_agents/fd.h"
 #include "inbox.h"
+#include "rpc_backends_agents/fd.h"
 
 namespace rpc_backends::zeromq {
 

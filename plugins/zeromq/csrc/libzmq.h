@@ -86,10 +86,9 @@ inline constexpr int kDontWait = 1, kSndMore = 2;
 }
 
 namespace monitor_event {
-inline constexpr int kConnected = 0x1, kConnectRetried = 0x4, kListening = 0x8, kAccepted = 0x20,
-                     kAcceptFailed = 0x40, kDisconnected = 0x200, kHandshakeFailed = 0x800,
-                     kHandshakeSucceeded = 0x1000, kHandshakeFailedProtocol = 0x2000,
-                     kHandshakeFailedAuth = 0x4000;
+inline constexpr int kConnected = 0x1, kConnectRetried = 0x4, kListening = 0x8, kAccepted = 0x20, kAcceptFailed = 0x40,
+                     kDisconnected = 0x200, kHandshakeFailed = 0x800, kHandshakeSucceeded = 0x1000,
+                     kHandshakeFailedProtocol = 0x2000, kHandshakeFailedAuth = 0x4000;
 }
 
 // The values of kHandshakeFailedProtocol.

@@ -20,8 +20,8 @@ namespace {
 constexpr size_t kShared = 4096;
 // Buffers that one read fills. A message with more parts needs several reads.
 constexpr size_t kMaxPlaces = 16;
-// Bytes of parts that one read takes. The kernel clears new memory while it reads, which can take long, and other sockets
-// wait meanwhile.
+// Bytes of parts that one read takes. The kernel clears new memory while it reads, which can take long, and other
+// sockets wait meanwhile.
 constexpr size_t kMaxRead = size_t{1} << 20;
 
 }  // namespace

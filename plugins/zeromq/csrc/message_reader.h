@@ -22,10 +22,10 @@ class MessageReader {
   explicit MessageReader(uint64_t max_message) : max_message_(max_message) {}
 
   enum class Outcome {
-    kBlocked,    // no more data for now
-    kPart,       // of a message has arrived; there may be more data
-    kMessage,    // in parts()
-    kRefusal,    // text() gives the reason
+    kBlocked,  // no more data for now
+    kPart,     // of a message has arrived; there may be more data
+    kMessage,  // in parts()
+    kRefusal,  // text() gives the reason
     kPing,
     kPong,
     kEnd,        // of the connection; text() gives the reason, if any

@@ -207,7 +207,8 @@ void Peers::on_end(const std::shared_ptr<Connection>& connection, const std::str
     if (Peer* const peer = owner_of(connection)) {
       peer->connection = nullptr;
       loss = peer->lost ? 0 : lose(*peer, reason);
-      const bool was_stable = connection->up_since() != Clock::time_point() && Clock::now() - connection->up_since() > kStable;
+      const bool was_stable =
+          connection->up_since() != Clock::time_point() && Clock::now() - connection->up_since() > kStable;
       peer->failures = was_stable ? 0 : peer->failures;
       schedule_reconnect(connection->peer(), *peer, pause(peer->failures++));
     }

@@ -51,8 +51,8 @@ class Peers : private Connection::Listener {
     std::shared_ptr<Connection> connection;
     bool lost = false;
     std::string reason;
-    int failures = 0;    // in a row
-    uint64_t loss = 0;   // the number of the last loss
+    int failures = 0;      // in a row
+    uint64_t loss = 0;     // the number of the last loss
     uint64_t attempt = 0;  // the number of the next attempt; earlier attempts are cancelled
   };
 

@@ -54,12 +54,12 @@ bool comes_by(const sockaddr_storage& listener, const sockaddr_storage& address)
   if (address.ss_family == AF_INET) {
     const auto there = as<sockaddr_in>(listener), here = as<sockaddr_in>(address);
     return there.sin_port == here.sin_port &&
-        (there.sin_addr.s_addr == INADDR_ANY || there.sin_addr.s_addr == here.sin_addr.s_addr);
+           (there.sin_addr.s_addr == INADDR_ANY || there.sin_addr.s_addr == here.sin_addr.s_addr);
   }
   if (address.ss_family == AF_INET6) {
     const auto there = as<sockaddr_in6>(listener), here = as<sockaddr_in6>(address);
     return there.sin6_port == here.sin6_port &&
-        (IN6_IS_ADDR_UNSPECIFIED(&there.sin6_addr) || IN6_ARE_ADDR_EQUAL(&there.sin6_addr, &here.sin6_addr));
+           (IN6_IS_ADDR_UNSPECIFIED(&there.sin6_addr) || IN6_ARE_ADDR_EQUAL(&there.sin6_addr, &here.sin6_addr));
   }
   return std::memcmp(&listener, &address, sizeof(sockaddr_un)) == 0;
 }

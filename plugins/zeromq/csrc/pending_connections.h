@@ -16,8 +16,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "rpc_backends_agents/fd.h"
 #include "inbox.h"
+#include "rpc_backends_agents/fd.h"
 
 namespace rpc_backends::zeromq {
 

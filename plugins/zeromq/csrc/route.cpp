@@ -26,8 +26,8 @@ static_assert(sizeof(Layout) == 24);
 
 uint64_t next_time() {
   static std::atomic<uint64_t> last{0};
-  const auto now = static_cast<uint64_t>(std::chrono::nanoseconds(
-      std::chrono::system_clock::now().time_since_epoch()).count());
+  const auto now =
+      static_cast<uint64_t>(std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count());
   uint64_t before = last;
   uint64_t next = 0;
   do {

@@ -35,7 +35,7 @@ inline constexpr size_t kProofSize = 32;
 // The data with which two workers authenticate each other. The proofs, for Unix sockets, are empty or kProofSize
 // bytes.
 struct Credentials {
-  std::string public_key;  // the peer's, Z85; empty without encryption
+  std::string public_key;                    // the peer's, Z85; empty without encryption
   std::string our_greeting, their_greeting;  // sent by the side that connects
   std::string our_answer, their_answer;      // sent by the side that listens
   uint64_t max_message = UINT64_MAX;         // the peer's limit for one message, in bytes

@@ -8,11 +8,11 @@
 #include <optional>
 #include <string>
 
+#include "assembler.h"
 #include "inbox.h"
+#include "packed.h"
 #include "settings.h"
 #include "socket.h"
-#include "assembler.h"
-#include "packed.h"
 
 namespace rpc_backends::zeromq {
 

@@ -68,10 +68,10 @@ void TcpConnection::open(const std::string& key, const Route& route) {
   Lock lock(mutex_);
   Socket socket(context_, socket_type::kDealer);
   set_options(socket, key, route);
-  monitor_ = std::make_unique<Monitor>(
-      context_, socket, "connection-" + std::to_string(peer_) + "-" + std::to_string(route.time),
-      kConnected | kConnectRetried | kDisconnected | kHandshakeFailed | kHandshakeSucceeded |
-          kHandshakeFailedProtocol | kHandshakeFailedAuth);
+  monitor_ = std::make_unique<Monitor>(context_, socket,
+                                       "connection-" + std::to_string(peer_) + "-" + std::to_string(route.time),
+                                       kConnected | kConnectRetried | kDisconnected | kHandshakeFailed |
+                                           kHandshakeSucceeded | kHandshakeFailedProtocol | kHandshakeFailedAuth);
   enter(std::move(socket));
   monitor_fd_ = monitor_->fd();
   watch_ = event_loop_.watch(monitor_fd_, [weak] {
@@ -226,7 +226,8 @@ void TcpConnection::find_out_why() {
   const std::shared_ptr<Fd> probe = needs_probe() ? endpoint_.probe(error) : nullptr;
   if (probe) {
     try {
-      probe_ = event_loop_.watch(probe->get(), [connection = self(), probe] { connection->on_probe(probe, true); }, EPOLLOUT);
+      probe_ = event_loop_.watch(
+          probe->get(), [connection = self(), probe] { connection->on_probe(probe, true); }, EPOLLOUT);
       event_loop_.at(Clock::now() + kProbeTime, [connection = self(), probe] { connection->on_probe(probe, false); });
       return;
     } catch (const TransportError&) {
@@ -264,8 +265,9 @@ std::string TcpConnection::why_it_ended(int error) const {
   }
   if (up_since_ == Clock::time_point()) {
     return "handshake with " + endpoint_.text() + " failed: " +
-        (is_late() ? "not finished within " + seconds_text(settings_.handshake_timeout)
-              : trouble_.empty() ? "the connection ended during the handshake" : trouble_);
+           (is_late()          ? "not finished within " + seconds_text(settings_.handshake_timeout)
+            : trouble_.empty() ? "the connection ended during the handshake"
+                               : trouble_);
   }
   // If the endpoint still accepts connections or does not answer, the cause is missing heartbeats, unless there was
   // recent data. A process that has ended does not accept connections.

@@ -7,8 +7,8 @@
 #include "connection.h"
 #include "event_loop.h"
 #include "monitor.h"
-#include "rpc_backends_agents/releaser.h"
 #include "route.h"
+#include "rpc_backends_agents/releaser.h"
 #include "source.h"
 
 namespace rpc_backends::zeromq {

@@ -51,9 +51,9 @@ void TcpListener::open() {
     socket.set(option::kCurveServer, 1);
     socket.set(option::kCurveSecretKey, settings.secret_key);
   }
-  monitor_ = std::make_unique<Monitor>(services_.context, socket, "tcp_listener",
-                                       kListening | kAccepted | kAcceptFailed | kDisconnected | kHandshakeFailed |
-                                           kHandshakeFailedProtocol);
+  monitor_ = std::make_unique<Monitor>(
+      services_.context, socket, "tcp_listener",
+      kListening | kAccepted | kAcceptFailed | kDisconnected | kHandshakeFailed | kHandshakeFailedProtocol);
   monitor_fd_ = monitor_->fd();
   watch_ = services_.event_loop.watch(monitor_fd_, monitor_task());
   enter(std::move(socket));
@@ -168,7 +168,7 @@ SocketSource::Read TcpListener::read_one() {
     case Assembler::Outcome::Kind::kMalformed:
       ++counters_.rejected;
       services_.callback_thread.report("worker " + std::to_string(caller->route.worker) +
-                           " sent an invalid message, and its connection is rejected: " + outcome.text);
+                                       " sent an invalid message, and its connection is rejected: " + outcome.text);
       close_caller(*caller, outcome.text);
       break;
     default:
@@ -206,7 +206,8 @@ TcpListener::Caller* TcpListener::admit(Frame& name, const Frame& first) {
     send_refusal(std::string(name.data(), name.size()), why);
     return nullptr;
   }
-  auto caller = std::make_unique<Caller>(Caller{*route, Assembler(services_.settings.max_message), user, {}, false, false, {}});
+  auto caller =
+      std::make_unique<Caller>(Caller{*route, Assembler(services_.settings.max_message), user, {}, false, false, {}});
   Caller* const entered = caller.get();
   enter_caller(std::move(caller));
   pending_connections_.authenticated(first.source());
@@ -231,9 +232,8 @@ void TcpListener::enter_caller(std::unique_ptr<Caller> caller) {
     erase(of_peer.front());
   }
   // Messages of an ended connection may be read after those of the next one.
-  const auto after = std::find_if(of_peer.begin(), of_peer.end(), [&](const Caller* other) {
-    return other->route.time > caller->route.time;
-  });
+  const auto after = std::find_if(of_peer.begin(), of_peer.end(),
+                                  [&](const Caller* other) { return other->route.time > caller->route.time; });
   of_peer.insert(after, caller.get());
   const std::string name = caller->route.text;
   callers_.emplace(name, std::move(caller));
@@ -289,7 +289,8 @@ void TcpListener::on_monitor() {
         ++counters_.handshakes;
         // A port scan is not worth a line.
         if (socket_event.event == kHandshakeFailedProtocol) {
-          services_.callback_thread.report("a connection to " + socket_event.endpoint + ": " + failure_text(socket_event));
+          services_.callback_thread.report("a connection to " + socket_event.endpoint + ": " +
+                                           failure_text(socket_event));
         }
         break;
     }
@@ -305,12 +306,13 @@ void TcpListener::on_monitor() {
 void TcpListener::schedule_check() {
   if (!check_scheduled_) {
     check_scheduled_ = true;
-    services_.event_loop.at(Clock::now() + std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout)),
-                        [weak = weak_from_this()] {
-                          if (const auto tcp_listener = std::static_pointer_cast<TcpListener>(weak.lock())) {
-                            tcp_listener->drop_unfinished();
-                          }
-                        });
+    services_.event_loop.at(
+        Clock::now() + std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout)),
+        [weak = weak_from_this()] {
+          if (const auto tcp_listener = std::static_pointer_cast<TcpListener>(weak.lock())) {
+            tcp_listener->drop_unfinished();
+          }
+        });
   }
 }
 
@@ -352,8 +354,9 @@ EventLoop::Task TcpListener::monitor_task() {
 void TcpListener::report_evicted(size_t ended) {
   if (ended > 0) {
     counters_.evicted += ended;
-    services_.callback_thread.report(std::to_string(ended) + " unauthenticated connections were closed: there were "
-                         "too many at a time, or too few descriptors were left (ulimit -n)");
+    services_.callback_thread.report(std::to_string(ended) +
+                                     " unauthenticated connections were closed: there were "
+                                     "too many at a time, or too few descriptors were left (ulimit -n)");
   }
 }
 

@@ -12,12 +12,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "rpc_backends_agents/callback_thread.h"
 #include "directory.h"
 #include "event_loop.h"
 #include "monitor.h"
 #include "pending_connections.h"
 #include "route.h"
+#include "rpc_backends_agents/callback_thread.h"
 #include "source.h"
 
 namespace rpc_backends::zeromq {

@@ -34,10 +34,9 @@ std::string other_user(int fd) {
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &found, &size) != 0) {
     return std::strerror(errno);
   }
-  return found.uid == ::geteuid()
-      ? ""
-      : "process " + std::to_string(found.pid) + " of user " + std::to_string(found.uid) + ", but this is user " +
-          std::to_string(::geteuid());
+  return found.uid == ::geteuid() ? ""
+                                  : "process " + std::to_string(found.pid) + " of user " + std::to_string(found.uid) +
+                                        ", but this is user " + std::to_string(::geteuid());
 }
 
 UnixConnection::~UnixConnection() {
@@ -114,7 +113,8 @@ void UnixConnection::connect() {
     greet();
     return;
   }
-  const bool is_late = Clock::now() - opened_ >= std::chrono::milliseconds(milliseconds(services_.settings.handshake_timeout));
+  const bool is_late =
+      Clock::now() - opened_ >= std::chrono::milliseconds(milliseconds(services_.settings.handshake_timeout));
   if (errno == EAGAIN && !is_late) {
     later(kPause, &UnixConnection::connect);
   } else {
@@ -150,9 +150,11 @@ void UnixConnection::on_answer() {
     if (answer_.size() >= sizeof answer) {
       std::memcpy(&answer, answer_.data(), sizeof answer);
       const bool is_one = std::memcmp(answer.form, kUnixForm, sizeof kUnixForm) == 0 &&
-          answer.text_size <= wire::kLongestReason && (answer.is_admitted == 0 || answer.text_size == 0);
+                          answer.text_size <= wire::kLongestReason &&
+                          (answer.is_admitted == 0 || answer.text_size == 0);
       if (!is_one) {
-        report_end("handshake with " + endpoint_.text() + " failed: the listening process is not a worker of this version");
+        report_end("handshake with " + endpoint_.text() +
+                   " failed: the listening process is not a worker of this version");
         return;
       }
       wanted = sizeof answer + answer.text_size;
@@ -176,7 +178,8 @@ void UnixConnection::on_answer() {
     return;
   }
   if (!expected_.empty() && std::memcmp(answer.proof, expected_.data(), kProofSize) != 0) {
-    report_end("handshake with " + endpoint_.text() + " failed: the listening process cannot prove that it is the peer");
+    report_end("handshake with " + endpoint_.text() +
+               " failed: the listening process cannot prove that it is the peer");
     return;
   }
   unwatch();
@@ -189,7 +192,7 @@ void UnixConnection::on_answer() {
 void UnixConnection::on_tick() {
   if (up_since_ == Clock::time_point()) {
     report_end("handshake with " + endpoint_.text() + " failed: not finished within " +
-             seconds_text(services_.settings.handshake_timeout));
+               seconds_text(services_.settings.handshake_timeout));
     return;
   }
   if (stream_->check_liveness() >= std::chrono::milliseconds(milliseconds(services_.settings.heartbeat_timeout))) {
@@ -221,8 +224,8 @@ std::string UnixConnection::why_it_ended(const std::string& reason) const {
   int error = 0;
   endpoint_.probe(error);
   return error != 0 && error != EAGAIN
-      ? "connection to " + endpoint_.text() + " lost; the peer no longer listens: " + std::strerror(error)
-      : "connection reset by " + endpoint_.text();
+             ? "connection to " + endpoint_.text() + " lost; the peer no longer listens: " + std::strerror(error)
+             : "connection reset by " + endpoint_.text();
 }
 
 }  // namespace rpc_backends::zeromq

@@ -249,19 +249,20 @@ void UnixListener::identify(uint64_t id, const Greeting& greeting) {
     return;
   }
   // The peer connected before this worker learned of it.
-  const bool asked = callback_thread_.look_up(proof, [this, weak = weak_from_this(), id, greeting](std::optional<int> worker) {
-    services_.event_loop.post([this, weak, id, greeting, worker] {
-      const auto self = weak.lock();
-      if (!self || pending_.count(id) == 0) {
-        return;
-      }
-      if (worker) {
-        admit(id, greeting, *worker);
-      } else {
-        refuse(id, kUnknown);
-      }
-    });
-  });
+  const bool asked =
+      callback_thread_.look_up(proof, [this, weak = weak_from_this(), id, greeting](std::optional<int> worker) {
+        services_.event_loop.post([this, weak, id, greeting, worker] {
+          const auto self = weak.lock();
+          if (!self || pending_.count(id) == 0) {
+            return;
+          }
+          if (worker) {
+            admit(id, greeting, *worker);
+          } else {
+            refuse(id, kUnknown);
+          }
+        });
+      });
   if (!asked) {
     refuse(id, "too many unknown processes connect at the same time");
   }
@@ -270,8 +271,9 @@ void UnixListener::identify(uint64_t id, const Greeting& greeting) {
 void UnixListener::admit(uint64_t id, const Greeting& greeting, int worker) {
   const std::string who = "worker " + std::to_string(greeting.worker);
   if (worker != greeting.worker || !directory_.admits(worker)) {
-    refuse(id, worker != greeting.worker ? "a process that claims to be " + who + " has the proof of worker " + std::to_string(worker)
-                                         : who + " has left the group");
+    refuse(id, worker != greeting.worker
+                   ? "a process that claims to be " + who + " has the proof of worker " + std::to_string(worker)
+                   : who + " has left the group");
     return;
   }
   std::string proof;
@@ -299,16 +301,16 @@ void UnixListener::admit(uint64_t id, const Greeting& greeting, int worker) {
 void UnixListener::enter(std::unique_ptr<Fd> fd, const Greeting& greeting) {
   const int worker = greeting.worker;
   const uint64_t time = greeting.time;
-  auto stream = std::make_shared<UnixStream>(
-      services_, worker, std::move(fd), [this, weak = weak_from_this(), worker, time](const std::string& reason) {
-        if (const auto self = weak.lock()) {
-          services_.event_loop.post([this, weak, worker, time, reason] {
-            if (const auto listening = weak.lock()) {
-              on_end(worker, time, reason);
-            }
-          });
-        }
-      });
+  auto stream = std::make_shared<UnixStream>(services_, worker, std::move(fd),
+                                             [this, weak = weak_from_this(), worker, time](const std::string& reason) {
+                                               if (const auto self = weak.lock()) {
+                                                 services_.event_loop.post([this, weak, worker, time, reason] {
+                                                   if (const auto listening = weak.lock()) {
+                                                     on_end(worker, time, reason);
+                                                   }
+                                                 });
+                                               }
+                                             });
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) {
@@ -319,8 +321,8 @@ void UnixListener::enter(std::unique_ptr<Fd> fd, const Greeting& greeting) {
       of_peer.front().stream->close(Clock::now());
       of_peer.erase(of_peer.begin());
     }
-    const auto after = std::find_if(of_peer.begin(), of_peer.end(),
-                                    [&](const Caller& other) { return other.time > time; });
+    const auto after =
+        std::find_if(of_peer.begin(), of_peer.end(), [&](const Caller& other) { return other.time > time; });
     of_peer.insert(after, {worker, time, stream});
   }
   stream->start();
@@ -349,8 +351,8 @@ void UnixListener::on_end(int worker, uint64_t time, const std::string& reason) 
   {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<Caller>& of_peer = callers_[worker];
-    const auto found = std::find_if(of_peer.begin(), of_peer.end(),
-                                    [&](const Caller& caller) { return caller.time == time; });
+    const auto found =
+        std::find_if(of_peer.begin(), of_peer.end(), [&](const Caller& caller) { return caller.time == time; });
     if (found == of_peer.end()) {
       return;
     }

@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "rpc_backends_agents/callback_thread.h"
 #include "directory.h"
+#include "rpc_backends_agents/callback_thread.h"
 #include "unix_connection.h"
 #include "unix_stream.h"
 
@@ -24,7 +24,10 @@ class UnixListener : public std::enable_shared_from_this<UnixListener> {
   // `directory`: maps proofs to workers. `on_arrival`: called when a peer has connected.
   UnixListener(const UnixStream::Services& services, CallbackThread& callback_thread, Directory& directory,
                std::function<void(int peer)> on_arrival)
-      : services_(services), callback_thread_(callback_thread), directory_(directory), on_arrival_(std::move(on_arrival)) {}
+      : services_(services),
+        callback_thread_(callback_thread),
+        directory_(directory),
+        on_arrival_(std::move(on_arrival)) {}
   ~UnixListener();
 
   // Starts to listen. Throws BindError.

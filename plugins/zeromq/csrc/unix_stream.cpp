@@ -70,11 +70,14 @@ void UnixStream::start() {
     }
     started_ = true;
     written_.notify_all();
-    watch_ = services_.writer.watch(fd(), [weak = weak_from_this()] {
-      if (const auto stream = weak.lock()) {
-        stream->flush();
-      }
-    }, EPOLLOUT | EPOLLET);
+    watch_ = services_.writer.watch(
+        fd(),
+        [weak = weak_from_this()] {
+          if (const auto stream = weak.lock()) {
+            stream->flush();
+          }
+        },
+        EPOLLOUT | EPOLLET);
   }
   std::lock_guard<std::mutex> lock(reading_);
   source_ = services_.inbox.add_one_shot(fd(), weak_from_this());
@@ -156,8 +159,9 @@ void UnixStream::flush() {
   }
 }
 
-// Writes up to `most` messages, or a batch's bytes; the writer's thread then goes on. So the memory of `sent` is released
-// soon, and other streams get their turn, even if the queue never becomes empty. Meanwhile other threads may append to it.
+// Writes up to `most` messages, or a batch's bytes; the writer's thread then goes on. So the memory of `sent` is
+// released soon, and other streams get their turn, even if the queue never becomes empty. Meanwhile other threads may
+// append to it.
 void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
   struct Busy {
     UnixStream& stream;
@@ -215,8 +219,7 @@ UnixStream::Written UnixStream::write(Outgoing& message) {
     iovec places[kMaxPlaces];
     size_t count = 0, offset = message.offset;
     for (size_t at = message.at; at <= message.parts.size() && count < kMaxPlaces; ++at, offset = 0) {
-      const char* const data =
-          at == 0 ? message.head.data() : static_cast<const char*>(message.parts[at - 1].data);
+      const char* const data = at == 0 ? message.head.data() : static_cast<const char*>(message.parts[at - 1].data);
       const size_t size = at == 0 ? message.head.size() : message.parts[at - 1].size;
       if (size > offset) {
         places[count++] = {const_cast<char*>(data) + offset, size - offset};
@@ -299,8 +302,8 @@ bool UnixStream::is_unread() {
   return ::ioctl(fd(), SIOCINQ, &bytes) == 0 && bytes > 0;
 }
 
-// Whether the peer has read of a message since the last call. The kernel counts the memory of what was written and not read, which is
-// more than its bytes. If it has grown by less than what was written, the peer has read.
+// Whether the peer has read of a message since the last call. The kernel counts the memory of what was written and not
+// read, which is more than its bytes. If it has grown by less than what was written, the peer has read.
 bool UnixStream::has_been_read() {
   const uint64_t written = bytes_written_;
   int in_socket = 0;

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "rpc_backends_agents/fd.h"
-#include "inbox.h"
 #include "event_loop.h"
+#include "inbox.h"
 #include "message_reader.h"
+#include "rpc_backends_agents/fd.h"
 #include "rpc_backends_agents/releaser.h"
 #include "settings.h"
 
@@ -53,8 +53,8 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   // The stream will never start.
   void abandon();
 
-  // Sends a ping if the peer has been silent for half of settings.heartbeat. Returns how long it has been silent: nothing
-  // has arrived from it, and it has read nothing of a message. Call it on the event loop's thread.
+  // Sends a ping if the peer has been silent for half of settings.heartbeat. Returns how long it has been silent:
+  // nothing has arrived from it, and it has read nothing of a message. Call it on the event loop's thread.
   Clock::duration check_liveness();
 
   // Reads what has arrived, and closes. Queued messages are sent until `deadline`.

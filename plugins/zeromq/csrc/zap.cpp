@@ -29,7 +29,8 @@ std::string shown(const std::string& address) {
 
 }  // namespace
 
-Zap::Zap(Context& context, EventLoop& event_loop, CallbackThread& callback_thread, Directory& directory, Counters& counters, bool encrypts)
+Zap::Zap(Context& context, EventLoop& event_loop, CallbackThread& callback_thread, Directory& directory,
+         Counters& counters, bool encrypts)
     : event_loop_(event_loop),
       callback_thread_(callback_thread),
       directory_(directory),
@@ -108,8 +109,7 @@ void Zap::refuse(const Request& request, const std::string& why) {
   reply(request, "400", "unknown key", "");
 }
 
-void Zap::reply(const Request& request, const std::string& status, const std::string& text,
-                const std::string& user) {
+void Zap::reply(const Request& request, const std::string& status, const std::string& text, const std::string& user) {
   const std::string frames[] = {request.session, "", "1.0", request.id, status, text, user, ""};
   const size_t count = std::size(frames);
   for (size_t i = 0; i < count; ++i) {

@@ -4,9 +4,9 @@
 
 #include <string>
 
-#include "rpc_backends_agents/callback_thread.h"
 #include "directory.h"
 #include "event_loop.h"
+#include "rpc_backends_agents/callback_thread.h"
 #include "settings.h"
 #include "socket.h"
 
@@ -20,7 +20,8 @@ class Zap {
   static constexpr const char* kDomain = "rpc";
 
   // Throws TransportError. Make it before any process can connect to a socket of `context`.
-  Zap(Context& context, EventLoop& event_loop, CallbackThread& callback_thread, Directory& directory, Counters& counters, bool encrypts);
+  Zap(Context& context, EventLoop& event_loop, CallbackThread& callback_thread, Directory& directory,
+      Counters& counters, bool encrypts);
 
   // Stop the event loop first.
   ~Zap() = default;

@@ -30,11 +30,12 @@ const Settings& checked(const Settings& settings) {
   // libzmq has milliseconds in an int, and the heartbeat's time to live in tenths of seconds in 16 bits.
   constexpr double longest = 6553;
   const bool times = settings.heartbeat >= 0.001 && settings.heartbeat <= settings.heartbeat_timeout &&
-      settings.heartbeat_timeout >= 0.1 && settings.heartbeat_timeout <= longest &&
-      settings.handshake_timeout >= 0.001 && settings.handshake_timeout <= longest;
+                     settings.heartbeat_timeout >= 0.1 && settings.heartbeat_timeout <= longest &&
+                     settings.handshake_timeout >= 0.001 && settings.handshake_timeout <= longest;
   if (!times) {
-    throw TransportError("heartbeat, heartbeat_timeout and handshake_timeout must be at most 6553 seconds, and "
-                         "heartbeat_timeout must be at least heartbeat and at least 0.1");
+    throw TransportError(
+        "heartbeat, heartbeat_timeout and handshake_timeout must be at most 6553 seconds, and "
+        "heartbeat_timeout must be at least heartbeat and at least 0.1");
   }
   constexpr uint64_t most = uint64_t{1} << 61;
   if (settings.max_message == 0 || settings.max_message > most) {
@@ -54,7 +55,7 @@ const Settings& checked(const Settings& settings) {
 // Members are made in this order; later ones use earlier ones.
 struct ZeroMQTransport::Impl {
   Impl(std::shared_ptr<const Settings> with, std::shared_ptr<Counters> counts,
-        CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused)
+       CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused)
       : settings(std::move(with)),
         counters(std::move(counts)),
         callback_thread("rpc-zmq-calls", std::move(on_unknown_key), std::move(on_refused)),
@@ -63,8 +64,9 @@ struct ZeroMQTransport::Impl {
         unix_services{*settings, inbox, event_loop, writer, releaser, *counters},
         peers(TcpConnection::Services{*settings, context, inbox, event_loop, releaser, *counters}, unix_services),
         unix_listener(std::make_shared<UnixListener>(unix_services, callback_thread, proofs, arrival())),
-        tcp_listener(std::make_shared<TcpListener>(TcpListener::Services{*settings, context, inbox, event_loop, *counters, callback_thread, directory},
-                                    arrival())) {
+        tcp_listener(std::make_shared<TcpListener>(
+            TcpListener::Services{*settings, context, inbox, event_loop, *counters, callback_thread, directory},
+            arrival())) {
     try {
       tcp_listener->open();
     } catch (...) {
@@ -178,7 +180,7 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
   }
   if (settings_->encrypts() != !public_key.empty()) {
     throw TransportError(settings_->encrypts() ? who + " has no public key, and this worker encrypts"
-                                              : who + " has a public key, and this worker does not encrypt");
+                                               : who + " has a public key, and this worker does not encrypt");
   }
   if (settings_->encrypts() && public_key.size() != kKeySize) {
     throw TransportError("the public key of " + who + " is invalid: it is not 40 characters of Z85");
@@ -187,7 +189,8 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
   const auto is_proof = [](const std::string& proof) { return proof.size() == kProofSize; };
   if (settings_->wants_proofs && !(is_proof(credentials.our_greeting) && is_proof(credentials.their_greeting) &&
                                    is_proof(credentials.our_answer) && is_proof(credentials.their_answer))) {
-    throw TransportError("the proofs of " + who + " are invalid: each must be " + std::to_string(kProofSize) + " bytes");
+    throw TransportError("the proofs of " + who + " are invalid: each must be " + std::to_string(kProofSize) +
+                         " bytes");
   }
   impl_->directory.learn(peer, public_key);
   impl_->directory.limit(peer, credentials.max_message);
@@ -256,7 +259,8 @@ void ZeroMQTransport::close(double linger) {
     impl_.release();  // its threads and locks belong to the parent process
     return;
   }
-  std::unique_ptr<Impl> closed;  // destroyed without the lock, because objects that the callbacks hold may call close() too
+  std::unique_ptr<Impl>
+      closed;  // destroyed without the lock, because objects that the callbacks hold may call close() too
   std::lock_guard<std::mutex> lock(close_mutex_);
   if (!impl_) {
     return;

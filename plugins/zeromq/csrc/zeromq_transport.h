@@ -17,11 +17,11 @@
 #include <string>
 #include <vector>
 
-#include "tcp_listener.h"
-#include "rpc_backends_agents/gate.h"
 #include "peers.h"
-#include "unix_listener.h"
+#include "rpc_backends_agents/gate.h"
 #include "rpc_backends_agents/releaser.h"
+#include "tcp_listener.h"
+#include "unix_listener.h"
 #include "zap.h"
 
 namespace rpc_backends::zeromq {
@@ -29,7 +29,8 @@ namespace rpc_backends::zeromq {
 class ZeroMQTransport : public Transport {
  public:
   // Call load_library() first. Throws TransportError.
-  ZeroMQTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused);
+  ZeroMQTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key,
+                  CallbackThread::OnRefused on_refused);
   ~ZeroMQTransport() override;
 
   // Returns the endpoints with the ports that the system chose. Throws BindError.

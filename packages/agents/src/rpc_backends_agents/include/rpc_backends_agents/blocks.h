@@ -46,9 +46,9 @@ struct Block {
 // Returns a block without memory if there is none. A block of huge pages is aligned to them.
 inline Block map(size_t size, bool huge) {
   const size_t spare = huge ? kLargePage : 0;
-  void* const mapped = size + spare < size ? MAP_FAILED
-                                           : mmap(nullptr, size + spare, PROT_READ | PROT_WRITE,
-                                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const mapped = size + spare < size
+                           ? MAP_FAILED
+                           : mmap(nullptr, size + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
     return {};
   }

@@ -3,7 +3,6 @@
 
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
-
 #include <unistd.h>
 
 #include <atomic>
@@ -73,8 +72,9 @@ class ClosedAtExit final : public Base, public std::enable_shared_from_this<Clos
 
   // Makes the transports close before the interpreter exits: afterwards their callback threads could not end.
   static void close_all_at_exit() {
-    pybind11::module_::import("rpc_backends_core.spi").attr("at_exit")(
-        pybind11::cpp_function(&ClosedAtExit::close_all, pybind11::call_guard<pybind11::gil_scoped_release>()));
+    pybind11::module_::import("rpc_backends_core.spi")
+        .attr("at_exit")(
+            pybind11::cpp_function(&ClosedAtExit::close_all, pybind11::call_guard<pybind11::gil_scoped_release>()));
   }
 
   static void close_all() {

@@ -1,0 +1,168 @@
+#include "agent/agent.h"
+
+#include <torch/csrc/distributed/rpc/request_callback_impl.h>
+
+#include <stdexcept>
+
+#include "agent/core.h"
+#include "rpc_backends_agents/python.h"
+
+namespace rpc_backends {
+
+namespace rpc = torch::distributed::rpc;
+
+TransportAgent::TransportAgent(const std::string& name, int id, std::shared_ptr<Transport> transport,
+                               const AgentOptions& options)
+    // Torch's base class needs a callback, and deletes it together with the agent, when threads may still be running.
+    // So these threads use another callback, which the core owns.
+    : RpcAgent(WorkerInfo(name, static_cast<int64_t>(id)), std::make_unique<rpc::RequestCallbackImpl>(),
+               options.rpc_timeout),
+      core_(std::make_shared<Core>(name, id, std::move(transport), options)) {
+  core_->set_allocator();
+}
+
+TransportAgent::~TransportAgent() {
+  const WithoutGil without;
+  shutdown();
+}
+
+c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                        float rpc_timeout_seconds, const DeviceMap& device_map) {
+  return send(to, std::move(message), rpc_timeout_seconds, device_map, {});
+}
+
+c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                        float rpc_timeout_seconds, const DeviceMap& device_map,
+                                                        const Contexts& contexts, CallLog::Place* recorded) {
+  TORCH_CHECK(message->isRequest(), "send() sends requests only; the agent sends responses itself");
+  if (is_forked()) {
+    throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
+                                      "' in a process that was forked from the worker's. Call in the worker's process, "
+                                      "or start the child with the spawn method and call init_rpc in it."));
+  }
+  if (!rpcAgentRunning_) {
+    throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
+                                      "': RPC is no longer running on this worker. Call init_rpc first."));
+  }
+  auto timeout = rpcTimeout_.load();
+  if (rpc_timeout_seconds != rpc::kUnsetRpcTimeout) {
+    timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
+    if (rpc_timeout_seconds > 0 && timeout.count() == 0) {
+      timeout = std::chrono::milliseconds(1);  // 0 would mean no timeout
+    }
+  }
+  return core_->send(to, std::move(message), timeout, contexts, device_map, recorded);
+}
+
+void TransportAgent::set_devices(DeviceMaps maps) {
+  core_->devices.set(std::move(maps));
+}
+
+DeviceMap TransportAgent::getDeviceMap(const WorkerInfo& to) const {
+  const DeviceMaps* const maps = core_->devices.get();
+  if (maps == nullptr) {
+    return {};
+  }
+  const auto found = maps->requests.find(to.name_);
+  return found == maps->requests.end() ? DeviceMap() : found->second;
+}
+
+const std::vector<c10::Device>& TransportAgent::getDevices() const {
+  const DeviceMaps* const maps = core_->devices.get();
+  return maps == nullptr ? RpcAgent::getDevices() : maps->devices;
+}
+
+void TransportAgent::set_interceptors(std::shared_ptr<InterceptorChain> interceptors) {
+  TORCH_CHECK(!rpcAgentRunning_, "interceptors are set before the agent starts");
+  core_->set_interceptors(std::move(interceptors));
+}
+
+void TransportAgent::set_call_log(std::shared_ptr<CallLog> log) {
+  TORCH_CHECK(!rpcAgentRunning_, "calls are recorded from the start of the agent");
+  core_->set_call_log(std::move(log));
+}
+
+const rpc::WorkerInfo& TransportAgent::getWorkerInfo(const std::string& name) const {
+  return core_->members.by_name(name);
+}
+
+const rpc::WorkerInfo& TransportAgent::getWorkerInfo(rpc::worker_id_t id) const {
+  return core_->members.by_id(id);
+}
+
+std::vector<rpc::WorkerInfo> TransportAgent::getWorkerInfos() const {
+  return core_->members.all();
+}
+
+void TransportAgent::join(bool /*shutdown*/, float timeout) {
+  const double seconds = timeout > 0 ? timeout : std::chrono::duration<double>(getRpcTimeout()).count();
+  wait_until_idle(seconds > 0 ? seconds : 1e9, false);
+}
+
+void TransportAgent::finish(float timeout) {
+  wait_until_idle(timeout, true);
+}
+
+void TransportAgent::wait_until_idle(double seconds, bool waits_for_futures) {
+  if (!core_->wait_until_idle(seconds, waits_for_futures)) {
+    throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' still had active calls after ", seconds,
+                                      " s; shutdown(graceful=False) does not wait for them"));
+  }
+}
+
+void TransportAgent::startImpl() {
+  rpcAgentRunning_ = true;
+  core_->start();
+}
+
+void TransportAgent::shutdownImpl() {
+  core_->stop();
+}
+
+std::unordered_map<std::string, std::string> TransportAgent::getMetrics() {
+  auto found = core_->metrics();
+  if (isGILProfilingEnabled()) {
+    found.merge(core_->gil_metrics());
+  }
+  return found;
+}
+
+std::string TransportAgent::listen() {
+  return core_->transport().listen(workerInfo_.id_, workerInfo_.name_);
+}
+
+void TransportAgent::learn(int peer, const std::string& name, const std::string& address) {
+  core_->transport().learn(peer, name, address);
+}
+
+void TransportAgent::on_lost(std::function<void(int, const std::string&)> tell) {
+  core_->on_lost(std::move(tell));
+}
+
+std::unordered_map<std::string, std::string> TransportAgent::getDebugInfo() {
+  auto found = getMetrics();
+  found.merge(core_->debug_info());
+  return found;
+}
+
+Members& TransportAgent::members() {
+  return core_->members;
+}
+
+Traffic TransportAgent::traffic() const {
+  return core_->traffic();
+}
+
+std::string TransportAgent::answering_worker() const {
+  return core_->answering_worker();
+}
+
+void TransportAgent::forget(int peer, const std::string& reason) {
+  core_->forget(peer, reason);
+}
+
+void TransportAgent::addGilWaitTime(std::chrono::microseconds wait) {
+  core_->add_gil_wait(wait);
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,285 @@
+#include "agent/calls.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+
+namespace rpc_backends {
+
+namespace {
+
+constexpr std::chrono::milliseconds kPulse{50};
+// How often a call that waits for room checks whether the messages of timed-out calls were sent.
+constexpr std::chrono::milliseconds kLook{20};
+constexpr size_t kFewGivenUp = 64;
+// The longest timeout; it keeps the clock from overflowing.
+constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365 * 10);
+
+}  // namespace
+
+Calls::~Calls() {
+  stop();
+}
+
+void Calls::start() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopped_) {
+    thread_ = std::thread([this] {
+      while (!contained("in the timeout thread", [this] { watch(); })) {
+        std::this_thread::sleep_for(kPulse);
+      }
+    });
+    stopped_ = false;
+  }
+}
+
+void Calls::ask_for_pulse() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pulse_wanted_ = true;
+  }
+  alarm_.notify_one();
+}
+
+void Calls::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+  }
+  alarm_.notify_all();
+  room_.notify_all();
+  if (thread_.joinable()) {
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      thread_.detach();  // a callback of a timed-out call shuts down the agent on this thread
+    } else {
+      thread_.join();
+    }
+  }
+}
+
+FuturePtr Calls::add(uint64_t id, Call call, Clock::time_point started, bool may_wait) {
+  auto future = call.future;
+  call.bytes += kCallBytes;
+  call.deadline = deadlines_.end();
+  const auto deadline =
+      call.timeout.count() > 0 ? started + std::min(call.timeout, kLongest) : Clock::time_point::max();
+  bool earlier = false;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (may_wait && !fits(call.peer, call.bytes)) {
+      Peer& peer = peers_[call.peer];
+      look_through(peer);
+      if (fits(call.peer, call.bytes)) {
+        break;
+      }
+      const auto now = Clock::now();
+      if (now >= deadline) {
+        ++timeouts_;
+        return {};
+      }
+      const auto look = peer.given_up.empty() ? Clock::time_point::max() : now + kLook;
+      if (const auto until = std::min(deadline, look); until == Clock::time_point::max()) {
+        room_.wait(lock);
+      } else {
+        room_.wait_until(lock, until);
+      }
+    }
+    Peer& peer = peers_[call.peer];  // done first, so that an exception below leaves no half-added call
+    const auto [place, is_new] = calls_.emplace(id, std::move(call));
+    Call& entered = place->second;
+    if (entered.timeout.count() > 0) {
+      try {
+        entered.deadline = deadlines_.emplace(deadline, id);
+      } catch (...) {
+        calls_.erase(place);
+        throw;
+      }
+      earlier = deadline < watched_;
+    }
+    peer.unanswered += entered.bytes;
+  }
+  if (earlier) {
+    alarm_.notify_one();
+  }
+  return future;
+}
+
+bool Calls::fits(int peer, uint64_t bytes) const {
+  const auto found = peers_.find(peer);
+  // A call that is larger than the limit is sent alone.
+  return stopped_ || found == peers_.end() || found->second.unanswered == 0 ||
+         found->second.unanswered + bytes <= unanswered_bytes_;
+}
+
+void Calls::fail_after(std::chrono::milliseconds delay, uint64_t id, const std::string& error) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = calls_.find(id);
+    if (found == calls_.end()) {
+      return;
+    }
+    const auto deadline = deadlines_.emplace(Clock::now() + delay, id);
+    forget_deadline(found->second);
+    found->second.timeout = delay;
+    found->second.deadline = deadline;
+    found->second.error = error;
+  }
+  alarm_.notify_one();
+}
+
+bool Calls::waits(uint64_t id, int peer) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = calls_.find(id);
+  return found != calls_.end() && found->second.peer == peer;
+}
+
+std::optional<Calls::Call> Calls::take(uint64_t id, int peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = calls_.find(id);
+  if (found == calls_.end() || found->second.peer != peer) {
+    ++late_answers_;
+    const auto of_peer = peers_.find(peer);
+    if (of_peer != peers_.end()) {
+      const auto given_up = of_peer->second.given_up.find(id);
+      if (given_up != of_peer->second.given_up.end()) {
+        give_back(of_peer->second, given_up->second.bytes);
+        of_peer->second.given_up.erase(given_up);
+      }
+    }
+    return std::nullopt;
+  }
+  Call call = std::move(found->second);
+  calls_.erase(found);
+  give_back(peers_[peer], call.bytes);
+  forget_deadline(call);
+  return call;
+}
+
+void Calls::forget_deadline(const Call& call) {
+  if (call.timeout.count() > 0) {
+    deadlines_.erase(call.deadline);
+  }
+}
+
+void Calls::give_back(Peer& peer, uint64_t bytes) {
+  const bool was_full = peer.unanswered >= unanswered_bytes_ / 2;
+  peer.unanswered -= std::min(bytes, peer.unanswered);
+  if (was_full) {
+    room_.notify_all();
+  }
+}
+
+// The bytes of a sent message no longer count, because none of its memory is here. The peer may still have them, but it
+// has its own limit.
+void Calls::give_up(uint64_t id, const Call& call) {
+  Peer& peer = peers_[call.peer];
+  if (call.unsent.expired()) {
+    give_back(peer, call.bytes);
+    return;
+  }
+  if (peer.given_up.size() >= std::max(peer.look_at, kFewGivenUp)) {
+    look_through(peer);
+    peer.look_at = 2 * peer.given_up.size();
+  }
+  peer.given_up.emplace(id, GivenUp{call.bytes, call.unsent});
+}
+
+// Gives back the bytes of timed-out calls whose messages were sent.
+void Calls::look_through(Peer& peer) {
+  for (auto one = peer.given_up.begin(); one != peer.given_up.end();) {
+    if (one->second.unsent.expired()) {
+      give_back(peer, one->second.bytes);
+      one = peer.given_up.erase(one);
+    } else {
+      ++one;
+    }
+  }
+}
+
+std::vector<Calls::Call> Calls::take_all(int peer) {
+  std::vector<Call> taken;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = calls_.begin(); it != calls_.end();) {
+    if (it->second.peer == peer) {
+      forget_deadline(it->second);
+      taken.push_back(std::move(it->second));
+      it = calls_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  peers_.erase(peer);
+  room_.notify_all();
+  return taken;
+}
+
+std::vector<Calls::Call> Calls::take_all() {
+  std::vector<Call> taken;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [id, call] : calls_) {
+    taken.push_back(std::move(call));
+  }
+  calls_.clear();
+  deadlines_.clear();
+  peers_.clear();
+  room_.notify_all();
+  return taken;
+}
+
+uint64_t Calls::unanswered_bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [id, peer] : peers_) {
+    bytes += peer.unanswered;
+  }
+  return bytes;
+}
+
+size_t Calls::waiting() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return calls_.size();
+}
+
+void Calls::watch() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopped_) {
+    const auto now = Clock::now();
+    std::vector<Call> late;
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+      const auto found = calls_.find(deadlines_.begin()->second);
+      if (found != calls_.end()) {
+        late.push_back(std::move(found->second));
+        contained("while giving up a call", [&] { give_up(found->first, late.back()); });
+        calls_.erase(found);
+      }
+      deadlines_.erase(deadlines_.begin());
+    }
+    if (!late.empty()) {
+      timeouts_ += std::count_if(late.begin(), late.end(), [](const Call& call) { return call.error.empty(); });
+      lock.unlock();
+      on_late_(std::move(late));
+      lock.lock();
+      continue;
+    }
+    if (pulse_wanted_ && now >= pulse_) {
+      pulse_wanted_ = false;
+      lock.unlock();
+      const bool again = on_pulse_();
+      lock.lock();
+      pulse_wanted_ |= again;
+      pulse_ = Clock::now() + kPulse;
+      continue;
+    }
+    watched_ = deadlines_.empty() ? Clock::time_point::max() : deadlines_.begin()->first;
+    if (pulse_wanted_) {
+      alarm_.wait_until(lock, std::min(watched_, pulse_));
+    } else if (deadlines_.empty()) {
+      alarm_.wait(lock);
+    } else {
+      alarm_.wait_until(lock, watched_);
+    }
+  }
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,205 @@
+// The calls that this worker makes: from send() to the end of the future.
+#include <torch/csrc/distributed/rpc/utils.h>
+
+#include <algorithm>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+#include "agent/core.h"
+#include "base/log.h"
+#include "inspect/request_inspector.h"
+#include "rpc/message_kinds.h"
+#include "rpc/own_rrefs.h"
+
+namespace rpc_backends {
+
+namespace rpc = torch::distributed::rpc;
+
+namespace {
+
+constexpr std::chrono::milliseconds kRetryDelay{100};
+
+}  // namespace
+
+FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                     std::chrono::milliseconds timeout, const Contexts& contexts,
+                                     const DeviceMap& device_map, CallLog::Place* recorded) {
+  const int peer = to.id_;
+  const auto started = Clock::now();
+  const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
+  const bool is_retried = is_retried_by_torch(message->type());
+  const uint64_t call = calls_.next_id();
+  last_peer = has_result(message->type()) ? peer : last_peer;
+  if (recorded != nullptr) {
+    CallLog::sent(recorded, call);
+  } else {
+    last_call_sent = call;
+  }
+  const DeviceMaps* const maps = devices.get();
+  Placement placement{nullptr, [&to] { return to.name_; }, true};
+  if (!device_map.empty()) {
+    placement.map = &device_map;
+  } else if (maps != nullptr) {
+    const auto found = maps->requests.find(to.name_);
+    placement.map = found == maps->requests.end() ? nullptr : &found->second;
+  }
+  allow_ways(peer, placement);
+  const std::optional<rpc::ForkId> rref = fork_of(inspect(*message));
+  Staging staging;
+  Parts parts = encode_checked(std::move(message), call, contexts, placement, staging);
+  const uint64_t bytes = size_of(parts) + staging.bytes_in_pieces;
+  const std::weak_ptr<void> unsent = staging.pieces.empty() ? last_to_leave(parts) : staging.unsent;
+  FuturePtr future =
+      calls_.add(call, {peer, new_future(maps), bytes, unsent, timeout, {}, {}, recorded, rref}, started, may_wait);
+  if (!future) {
+    future = new_future(maps);
+    fail_call({peer, future, bytes, unsent, timeout, {}, {}, recorded, rref}, timeout_text(timeout));
+    return future;
+  }
+  if (staging.empty()) {
+    send_request(peer, call, std::move(parts), is_retried);
+    return future;
+  }
+  auto error = error_in([&] {
+    const auto self = shared_from_this();
+    after(
+        std::move(staging), [self, peer](Parts piece) { self->send_piece(peer, std::move(piece), false); },
+        [self, peer, call, parts = std::move(parts), is_retried](const Error& unsent) {
+          if (unsent) {
+            self->fail_request(peer, call, *unsent, is_retried);
+          } else {
+            self->send_request(peer, call, parts, is_retried);
+          }
+        });
+  });
+  if (!error && !running_) {
+    error = "the RPC agent of this worker has been shut down";
+  }
+  if (error) {
+    if (const auto taken = calls_.take(call, peer)) {
+      end_call(*taken, *error);
+    }
+  }
+  return future;
+}
+
+FuturePtr TransportAgent::Core::new_future(const DeviceMaps* maps) const {
+  return maps == nullptr ? c10::make_intrusive<JitFuture>(at::AnyClassType::get())
+                         : c10::make_intrusive<JitFuture>(at::AnyClassType::get(), maps->devices);
+}
+
+void TransportAgent::Core::send_request(int peer, uint64_t call, Parts parts, bool is_retried) {
+  auto error = error_in([&] {
+    if (peer == id_) {
+      // Like any other call, but without the transport; the received message shares no memory with the sent one.
+      thread_pool_->post([self = shared_from_this(), copied = copy(parts)] { self->handle_own_message(copied); });
+      return;
+    }
+    ++sent_;
+    bytes_sent_ += size_of(parts);
+    const std::string lost = why_lost(peer);
+    if (!lost.empty()) {
+      throw TransportError(lost);
+    }
+    transport_->send(peer, std::move(parts), false);
+  });
+  if (!error && !running_) {
+    error = "the RPC agent of this worker has been shut down";
+  }
+  if (error) {
+    fail_request(peer, call, *error, is_retried);
+  }
+}
+
+void TransportAgent::Core::fail_request(int peer, uint64_t call, const std::string& reason, bool is_retried) {
+  // The caller found the worker just before it left, so the transport does not know it any more.
+  const std::string error = members.has_left(peer) ? "worker " + members.called(peer) + " has left the group" : reason;
+  if (is_retried && running_) {
+    calls_.fail_after(kRetryDelay, call, error);
+  } else if (const auto taken = calls_.take(call, peer)) {
+    end_call(*taken, error);
+  }
+}
+
+void TransportAgent::Core::take_answer(int peer, Decoded& answer, EventOrder::Handling& event) {
+  const auto call = calls_.take(answer.call, peer);
+  event.note();  // a loss can no longer fail this call, and its callbacks may be slow
+  if (!call) {
+    return;  // the call has timed out
+  }
+  count_end(*call);
+  if (answer.message->type() == MessageType::EXCEPTION) {
+    const std::vector<char>& text = answer.message->payload();
+    fail_call(*call, std::string(text.begin(), text.end()));
+  } else {
+    if (call->recorded != nullptr) {
+      call_log_->answered(call->recorded, *answer.message, CallLog::now_us());
+    }
+    last_peer = peer;
+    complete(call->future, c10::IValue(std::move(answer.message)), std::move(answer.on_devices));
+  }
+  tell_progress();
+}
+
+std::string TransportAgent::Core::answering_worker() const {
+  return last_peer < 0 ? std::string() : members.called(last_peer);
+}
+
+void TransportAgent::Core::count_end(const Calls::Call& call) {
+  if (call.peer != id_) {
+    ++answered_;
+  }
+}
+
+void TransportAgent::Core::fail_call(const Calls::Call& call, const std::string& error) {
+  if (call.recorded != nullptr) {
+    call_log_->failed(call.recorded, error);
+  }
+  const bool is_own = call.peer == id_;
+  if (call.rref && is_own) {
+    fail_own_rref(*call.rref, std::make_exception_ptr(std::runtime_error(error)));
+  }
+  const bool has_first = call.rref && !is_own && FailedRRefs::keep_first(*call.rref, error);
+  fail(call.future, error);
+  if (call.rref && !is_own && rpc::getRPCErrorType(*call.future) == rpc::RPCErrorType::UNKNOWN_ERROR) {
+    failed_rrefs_.add(*call.rref, has_first);
+    calls_.ask_for_pulse();
+  }
+}
+
+bool TransportAgent::Core::release_failed_rrefs() {
+  if (failed_rrefs_.is_due()) {
+    // On another thread, because torch sends messages and this thread handles all timeouts.
+    thread_pool_->post([self = shared_from_this()] { self->failed_rrefs_.release(); });
+  }
+  return !failed_rrefs_.is_empty();
+}
+
+void TransportAgent::Core::end_call(const Calls::Call& call, const std::string& error) {
+  count_end(call);
+  contained("while ending a call",
+            [&] { fail_call(call, "RPC to " + members.called(call.peer) + " failed: " + error); });
+  tell_progress();
+}
+
+void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
+  const auto all = std::make_shared<const std::vector<Calls::Call>>(std::move(late));
+  const auto fail_all = [self = shared_from_this(), all] {
+    for (const Calls::Call& call : *all) {
+      if (!call.error.empty()) {
+        self->end_call(call, call.error);
+        continue;
+      }
+      self->count_end(call);
+      contained("while ending a call", [&] { self->fail_call(call, timeout_text(call.timeout)); });
+    }
+    self->tell_progress();
+  };
+  // On another thread, because callbacks of these futures may be slow and this thread handles all timeouts.
+  if (!contained("while ending calls", [&] { thread_pool_->post(fail_all); })) {
+    fail_all();
+  }
+}
+
+}  // namespace rpc_backends

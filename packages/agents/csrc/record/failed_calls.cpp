@@ -1,0 +1,83 @@
+#include "record/failed_calls.h"
+
+#include <chrono>
+#include <stdexcept>
+#include <utility>
+
+#include "base/log.h"
+
+namespace rpc_backends {
+
+FailedCalls::FuturePtr FailedCalls::watch(const std::shared_ptr<FailedCalls>& calls,
+                                          const std::shared_ptr<CallLog>& log, CallLog::Place* place,
+                                          FuturePtr answer) {
+  auto shown = answer->createInstance(answer->elementType());
+  answer->addCallback([calls, log, place, shown](torch::distributed::rpc::JitFuture& done) {
+    if (!done.hasError()) {
+      log->end(place, &done, CallLog::now_us());
+      contained("in a callback at the end of a call",
+                [&] { shown->markCompleted(done.constValue(), done.storages()); });
+      return;
+    }
+    Failed failed{log, place, FuturePtr::reclaim_copy(&done), shown};
+    const auto state = state_of_error(done.tryRetrieveErrorMessage());
+    if (state == RecordedCall::State::kTimedOut || state == RecordedCall::State::kLost) {
+      calls->add(std::move(failed));
+    } else {
+      end(failed, {});
+    }
+  });
+  return shown;
+}
+
+void FailedCalls::add(Failed call) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!stopped_) {
+      calls_.push_back(std::move(call));
+      changed_.notify_all();
+      return;
+    }
+  }
+  end(call, {});
+}
+
+void FailedCalls::end(const Failed& call, const std::string& text) {
+  call.log->end(call.place, call.answer.get(), CallLog::now_us());
+  contained("in a callback at the end of a call", [&] {
+    if (text.empty()) {
+      call.shown->setError(call.answer->exception_ptr());
+    } else {
+      const std::string error = call.answer->tryRetrieveErrorMessage() + "\n" + text;
+      call.shown->setError(std::make_exception_ptr(std::runtime_error(error)));
+    }
+  });
+}
+
+int FailedCalls::wait(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return stopped_ || !calls_.empty(); });
+  return stopped_ ? -1 : static_cast<int>(calls_.size());
+}
+
+void FailedCalls::explain(const std::string& text) {
+  std::vector<Failed> calls;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    calls.swap(calls_);
+  }
+  for (const Failed& call : calls) {
+    end(call, text);
+  }
+}
+
+void FailedCalls::stop() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+    changed_.notify_all();
+  }
+  explain({});
+}
+
+}  // namespace rpc_backends
