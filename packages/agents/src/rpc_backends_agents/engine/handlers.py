@@ -36,6 +36,7 @@ def engine_backend(
     *,
     description: str,
     capabilities: Iterable[Capability] = (),
+    dynamic_groups: bool = True,
 ) -> Backend:
     """Return the record of an engine.
 
@@ -44,24 +45,31 @@ def engine_backend(
     :param make_transport: makes the transport of one worker from its options and its group.
     :param description: one line for ``rpc-backends list``.
     :param capabilities: what the transport provides beyond :data:`CAPABILITIES`.
+    :param dynamic_groups: whether workers may join and leave at any time.
     """
+    lacks = frozenset() if dynamic_groups else {Capability.DYNAMIC_GROUPS}
     return Backend(
         construct_rpc_backend_options_handler=construct,
         init_backend_handler=init,
         options_type=options_type,
         make_transport=make_transport,
-        capabilities=CAPABILITIES | frozenset(capabilities),
+        capabilities=(CAPABILITIES - lacks) | frozenset(capabilities),
         description=description,
         spi_version=(1, 1),
     )
 
 
 def init_handler(
-    options_type: type[EngineOptions], make_transport: Callable[[Any, Group], Any]
+    options_type: type[EngineOptions],
+    make_transport: Callable[[Any, Group], Any],
+    *,
+    dynamic_groups: bool = True,
 ) -> Callable[..., Any]:
     """Return the handler that starts an agent on an engine's transport.
 
     :param make_transport: makes the transport of one worker from its options and its group.
+    :param dynamic_groups: whether workers may join and leave at any time; if not, a program that asks for
+        a dynamic group gets a ValueError.
     """
 
     def init_backend(
@@ -79,6 +87,10 @@ def init_handler(
             raise TypeError(
                 f"rpc_backend_options is a {type(options).__name__}; {options_type.BACKEND} takes "
                 f"only {options_type.__name__}."
+            )
+        if world_size is None and not dynamic_groups:
+            raise ValueError(
+                f"{options_type.BACKEND} has no dynamic groups. Pass world_size to init_rpc."
             )
         joined = group_for(store, name, rank, world_size, options, options_type.BACKEND, group)
         return start_agent(make_transport(options, joined), joined, Settings.of(options))

@@ -7,7 +7,16 @@ import copy
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, dataclass_transform, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Self,
+    dataclass_transform,
+    get_args,
+    overload,
+)
 
 from torch.distributed.rpc import RpcBackendOptions
 from torch.distributed.rpc.constants import (
@@ -295,8 +304,11 @@ def _constructor(cls: type[DeclaredOptions]) -> Any:
     return __init__
 
 
-def _parameter_type(annotation: str) -> str:
+def _parameter_type(annotation: Any) -> str:
     """Return ``P`` of the annotation ``Option[T, P]``, as it is written in the source."""
+    if not isinstance(annotation, str):  # in a module without `from __future__ import annotations`
+        given = [one for one in get_args(annotation) if not isinstance(one, TypeVar)]
+        return inspect.formatannotation(given[-1] if given else annotation)
     node = ast.parse(annotation, mode="eval").body
     if not isinstance(node, ast.Subscript) or "Option" not in ast.unparse(node.value):
         return annotation
