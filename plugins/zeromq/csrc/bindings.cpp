@@ -101,15 +101,6 @@ PYBIND11_MODULE(_native, module) {
   using namespace rpc_backends::zeromq;
   using release = py::call_guard<py::gil_scoped_release>;
 
-  py::register_local_exception_translator([](std::exception_ptr error) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const BindError& failure) {
-      errno = failure.number;
-      const py::tuple arguments = py::make_tuple(failure.number, text_of(failure.number), failure.endpoint);
-      PyErr_SetObject(PyExc_OSError, arguments.ptr());
-    }
-  });
   bind_transport<ZeroMQTransport>(module)
       .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("max_message"),
            py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"), py::arg("io_threads") = 1,
@@ -119,5 +110,15 @@ PYBIND11_MODULE(_native, module) {
       .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none(),
            py::arg("max_message") = py::none())
       .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"));
+  // After TransportError, because the last translator is asked first, and a BindError is a TransportError.
+  py::register_local_exception_translator([](std::exception_ptr error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const BindError& failure) {
+      errno = failure.number;
+      const py::tuple arguments = py::make_tuple(failure.number, text_of(failure.number), failure.endpoint);
+      PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    }
+  });
   module.def("make_keys", &make_keys);
 }
