@@ -48,6 +48,10 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!rpc_backend).*"),
     # Types in signatures that are no part of the interface.
     (r"py:class", r"rpc_backends_(cli|processes|testing)\.\w+\..*|rpc_backends_core\._.*"),
+    (
+        r"py:class",
+        r"rpc_backends_agents\.engine\.(\w+\.[A-Z]|\w+\.(Options|Record)|secret|host)(\..*)?",
+    ),
     (r"py:class", r"rpc_backends_agents\.(TransportAgent|interception\..*|_C\..*|addressing\..*)"),
 ]
 

@@ -70,7 +70,7 @@ setup(
         Extension(
             "rpc_backends_agents._native_transport",
             [NATIVE],
-            depends=["csrc/python/buffer.h", "csrc/python/capsule.h"],
+            depends=["csrc/python/capsule.h"],
             # torch brings pybind11's headers along.
             include_dirs=[
                 *(

@@ -199,8 +199,7 @@ def test_dynamic_groups_are_declared_if_wanted(kind: scaffold.Kind, dynamic: boo
     texts = scaffold.files(X, scaffold.Variant(kind, dynamic))
 
     handlers = texts["src/rpc_backend_x/handlers.py"]
-    assert ("Capability.DYNAMIC_GROUPS" in handlers) == dynamic
-    assert ("has no dynamic groups" in handlers) != dynamic
+    assert ("dynamic_groups=False" in handlers) != dynamic
     assert ("def test_a_dynamic_group_is_refused" in texts["tests/test_smoke.py"]) != dynamic
 
 

@@ -17,9 +17,7 @@ from pathlib import Path
 import pytest
 
 from rpc_backend_ucx import UCXRpcBackendOptions
-from rpc_backend_ucx import environment as ucx_variables
 from rpc_backend_zeromq import ZeroMQRpcBackendOptions
-from rpc_backend_zeromq import environment as zeromq_variables
 from rpc_backends_bench.results import Results
 from rpc_backends_core.spi import COMMITMENTS, Capability
 from rpc_backends_core.spi.inspection import BUILTIN_CAPABILITIES, default_registry, settings
@@ -62,8 +60,8 @@ def variables_in_the_code() -> set[str]:
     """Return the variables that modules declare, and those that the code names in a string."""
     declared = {
         *settings.VARIABLES,
-        *zeromq_variables.VARIABLES,
-        *ucx_variables.VARIABLES,
+        *ZeroMQRpcBackendOptions.variables(),
+        *UCXRpcBackendOptions.variables(),
         *faults_variables.VARIABLES,
     }
     for source in SOURCES:
@@ -103,6 +101,12 @@ def test_the_tables_list_every_option(backend: str, options: type) -> None:
     others = re.findall(r"^\| `(?!RPC_)(\w+)`", page, re.MULTILINE)
     names = inspect.signature(options).parameters
     assert sorted([*map(str.lower, variables), *others]) == sorted(names)
+
+
+def test_the_generated_tables_of_options_are_up_to_date() -> None:
+    """If this fails, run `python docs/_ext/option_tables.py`."""
+    for page, wanted in runpy.run_path(str(DOCS / "_ext/option_tables.py"))["pages"]():
+        assert page.read_text() == wanted, page
 
 
 # --- errors ------------------------------------------------------------------------------------------

@@ -26,9 +26,10 @@ from rpc_backend_tensorpipe import membership
 from rpc_backend_zeromq import identity, publication
 from rpc_backend_zeromq.publication import Publication, UnixSocket
 from rpc_backend_zeromq.unix_sockets import Node
-from rpc_backends_agents.common import canonical, secret
-from rpc_backends_agents.common.errors import PublicationError
-from rpc_backends_agents.common.host import Host
+from rpc_backends_agents.engine import canonical, secret
+from rpc_backends_agents.engine import sealed as seals
+from rpc_backends_agents.engine.errors import PublicationError
+from rpc_backends_agents.engine.host import Host
 from rpc_backends_agents.roster import Peer, Roster
 from rpc_backends_core._device_maps import WorkerDevices
 from rpc_backends_core._group import composition, contents
@@ -223,30 +224,29 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
     public = identity.session_keys()[0].decode()
     unix = UnixSocket("/run/x/s", Node(1, 2))
     one = Publication(
-        "g" * 64,
-        1,
-        "w1",
-        1,
-        Host("k", "n"),
-        ("tcp://127.0.0.1:5000",),
-        unix,
-        public,
-        "0" * 32,
-        1,
-        "loopback",
+        group="g" * 64,
+        worker_id=1,
+        name="w1",
+        rank=1,
+        host=Host("k", "n"),
+        tcp=("tcp://127.0.0.1:5000",),
+        unix=unix,
+        public_key=public,
+        session="0" * 32,
+        max_message_bytes=1,
+        place="loopback",
     )
     bare = Publication(
         **{**vars(one), "unix": None, "tcp": ("tcp://[fd00::1]:80", "tcp://10.0.0.1:81")}
     )
-    sealed = [identity.seal(each, key) for each in (one, bare)]
-    seeds = [*sealed, identity.seal(one, None), identity.seal(bare, None)]
+    sealed = [each.seal(key) for each in (one, bare)]
+    seeds = [*sealed, one.seal(None), bare.seal(None)]
 
     def believed(text: str, known: Any) -> Publication | None:
         try:
-            return identity.open_publication(
+            return Publication.open(
                 text,
                 known,
-                encryption=True,
                 reader="w0",
                 group="g" * 64,
                 worker_id=1,
@@ -264,13 +264,13 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
         begin = text.find("{")
         payload = text[begin:] if begin >= 0 else text
         try:
-            proof = sealed._proof(identity._FORM, payload, key)
+            proof = seals._proof(Publication.FORM, payload, key)
         except UnicodeEncodeError:
             return
         # With a secret, only its holders can write this; without one, any process can.
         for form, known in (
-            (f"zeromq1 sealed {key.fingerprint} {proof} {payload}", key),
-            (f"zeromq1 open {payload}", None),
+            (f"{Publication.FORM.word} sealed {key.fingerprint} {proof} {payload}", key),
+            (f"{Publication.FORM.word} open {payload}", None),
         ):
             found = believed(form, known)
             if found is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_agents.common.secret import generate
+from rpc_backends_agents.engine.secret import generate
 from support import steps
 from support.command import wait_until
 from support.engines import ENGINES

@@ -54,7 +54,8 @@ PUBLIC = {
     },
     "rpc_backends_agents": {
         "rpc_backends_agents",
-        *(name for name in modules() if name.startswith("rpc_backends_agents.common.")),
+        "rpc_backends_agents.engine",
+        *(name for name in modules() if name.startswith("rpc_backends_agents.engine.")),
     },
     "rpc_backend_tensorpipe": {"rpc_backend_tensorpipe.agents"},
     "rpc_backends_cli": {"rpc_backends_cli"},
@@ -69,7 +70,7 @@ PUBLIC = {
 TOOLS = {
     "rpc_backend_ucx.check": {"rpc_backends_cli"},
     "rpc_backend_zeromq.check": {"rpc_backends_cli"},
-    "rpc_backends_agents.common.secret_command": {"rpc_backends_cli"},
+    "rpc_backends_agents.engine.secret_command": {"rpc_backends_cli"},
     "rpc_backends_faults.check": {"rpc_backends_cli"},
     "rpc_backends_faults.command": {"rpc_backends_cli"},
     "rpc_backends_faults.pytest_plugin": {"rpc_backends_testing"},

@@ -39,6 +39,8 @@ def transport(
             "max_message": 1 << 30,
             "poll_time": 1e-4,
             "handshake_timeout": TIMEOUT,
+            "rendezvous": 0,
+            "device_memory": {},
             **settings,
         }
     )
@@ -59,7 +61,7 @@ def pair(**settings: Any) -> tuple[Any, Any]:
     return two
 
 
-def next_event(*waiting: Any) -> tuple[str, int, list[bytes], str]:
+def next_event(*waiting: Any) -> tuple[str, int, list[memoryview], str]:
     """Return the next event of the first of these transports; the others receive, and must get none."""
     until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
@@ -71,9 +73,9 @@ def next_event(*waiting: Any) -> tuple[str, int, list[bytes], str]:
     raise AssertionError("no event")
 
 
-def events_of(*transports: Any, count: int) -> list[list[tuple[str, int, list[bytes], str]]]:
+def events_of(*transports: Any, count: int) -> list[list[tuple[str, int, list[memoryview], str]]]:
     """Return the first ``count`` events of these transports, a list for each transport."""
-    found: list[list[tuple[str, int, list[bytes], str]]] = [[] for _ in transports]
+    found: list[list[tuple[str, int, list[memoryview], str]]] = [[] for _ in transports]
     until = time.monotonic() + TIMEOUT
     while sum(map(len, found)) < count:
         assert time.monotonic() < until, found

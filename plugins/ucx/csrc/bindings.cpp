@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -73,36 +72,21 @@ void learn(PythonTransport& transport, int peer, const py::bytes& address, const
   transport.learn_address(peer, copied, credentials);
 }
 
-void send_bytes(PythonTransport& transport, int peer, const std::vector<py::bytes>& buffers, bool reply,
-                const std::optional<std::string>& device) {
+void send_buffers(PythonTransport& transport, int peer, const py::iterable& buffers, bool reply,
+                  const std::optional<std::string>& device) {
   const auto type = std::make_shared<std::string>(device.value_or(""));
   const Memory memory{device ? type->c_str() : nullptr, 0};
   Parts parts;
-  for (const py::bytes& buffer : buffers) {
-    auto copied = std::make_shared<std::pair<std::string, std::shared_ptr<std::string>>>(buffer, type);
+  for (const py::handle buffer : buffers) {
+    const auto bytes = py::reinterpret_steal<py::bytes>(PyBytes_FromObject(buffer.ptr()));
+    if (!bytes) {
+      throw py::error_already_set();
+    }
+    auto copied = std::make_shared<std::pair<std::string, std::shared_ptr<std::string>>>(bytes, type);
     parts.push_back({copied->first.data(), copied->first.size(), copied, memory, memory});
   }
   const py::gil_scoped_release release;
   transport.send(peer, std::move(parts), reply);
-}
-
-py::object receive_tuple(PythonTransport& transport, double timeout) {
-  Event event;
-  const auto deadline = Clock::now() + seconds(timeout);
-  Inbox::Outcome outcome;
-  {
-    const py::gil_scoped_release release;
-    outcome = transport.receive_until(event, deadline);
-    PythonTransport::stay_if_exiting();
-  }
-  if (outcome != Inbox::Outcome::kEvent) {
-    return py::none();
-  }
-  py::list parts;
-  for (const Part& part : event.parts) {
-    parts.append(py::bytes(static_cast<const char*>(part.data), part.size));
-  }
-  return py::make_tuple(name_of(event.kind), event.peer, parts, event.reason);
 }
 
 }  // namespace
@@ -112,25 +96,16 @@ py::object receive_tuple(PythonTransport& transport, double timeout) {
 PYBIND11_MODULE(_native, module) {
   using namespace rpc_backends;
   using namespace rpc_backends::ucx;
-  using release = py::call_guard<py::gil_scoped_release>;
 
-  py::register_local_exception<TransportError>(module, "TransportError", PyExc_RuntimeError);
-  py::class_<PythonTransport, std::shared_ptr<PythonTransport>>(module, "Transport")
+  bind_transport<UcxTransport>(module)
       .def(py::init(&make), py::kw_only(), py::arg("config"), py::arg("max_message"), py::arg("poll_time"),
-           py::arg("handshake_timeout"), py::arg("rendezvous") = 0,
-           py::arg("device_memory") = std::map<std::string, std::string>(), py::arg("on_unknown_proof") = py::none(),
-           py::arg("on_refused") = py::none())
+           py::arg("handshake_timeout"), py::arg("rendezvous"), py::arg("device_memory"),
+           py::arg("on_unknown_proof") = py::none(), py::arg("on_refused") = py::none())
       .def("address", [](const PythonTransport& self) { return py::bytes(self.address()); })
       .def("start", &start, py::arg("self_id"), py::arg("connection_key"))
       .def("learn", &learn, py::arg("peer"), py::arg("address"), py::arg("our_proof"), py::arg("their_proof"),
            py::arg("process") = std::pair<int, uint64_t>(0, 0), py::arg("max_message") = UINT64_MAX)
-      .def("forget", &PythonTransport::forget, py::arg("peer"), release())
-      .def("reject", &PythonTransport::reject, py::arg("peer"), py::arg("reason"), release())
-      .def("send", &send_bytes, py::arg("peer"), py::arg("parts"), py::arg("reply"), py::arg("device") = py::none())
-      .def("receive", &receive_tuple, py::arg("timeout"))
-      .def("close", &PythonTransport::close, py::arg("linger"), release())
-      .def("metrics", &PythonTransport::metrics, release())
-      .def("__rpc_transport__", [](const std::shared_ptr<PythonTransport>& self) { return capsule_of(self); });
+      .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"), py::arg("device") = py::none());
   module.def("capture_log", &capture_log, py::arg("also_print"));
   module.def("setting_names", &setting_names);
   module.def(
@@ -138,5 +113,4 @@ PYBIND11_MODULE(_native, module) {
       [](const std::vector<std::pair<std::string, std::string>>& config) { return Context(config).resources(); },
       py::arg("config"));
   module.def("version", [] { return std::string(ucp_get_version_string()); });
-  PythonTransport::close_all_at_exit();
 }

@@ -227,14 +227,14 @@ bool Inbox::take(Event& event) {
   return true;
 }
 
-Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
+Received Inbox::receive(Event& event, Clock::time_point deadline) {
   handling.end();
   for (bool is_last = false;;) {
     if (closed_) {
-      return Outcome::kClosed;
+      return Received::kClosed;
     }
     if (has_events() && take(event)) {
-      return Outcome::kEvent;
+      return Received::kEvent;
     }
     const bool busy = wanted_ || now() - last_traffic_.load(std::memory_order_relaxed) < poll_time_;
     if (busy && !polling_.exchange(true)) {
@@ -252,7 +252,7 @@ Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
       }
     }
     if (is_last) {
-      return Outcome::kTimeout;
+      return Received::kTimeout;
     }
     is_last = Clock::now() >= deadline;  // look once more
     sleep_until(deadline);

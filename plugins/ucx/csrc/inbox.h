@@ -15,14 +15,13 @@
 #include <mutex>
 
 #include "rpc_backends_agents/fd.h"
+#include "rpc_backends_agents/gated_transport.h"
 #include "settings.h"
 
 namespace rpc_backends::ucx {
 
 class Inbox {
  public:
-  enum class Outcome { kEvent, kClosed, kTimeout };
-
   // The object that is polled. One thread at a time calls it, any thread.
   struct Source {
     virtual ~Source() = default;
@@ -55,7 +54,7 @@ class Inbox {
   // that handles an event any more, so another thread takes over at once.
   void may_block();
 
-  Outcome receive(Event& event, Clock::time_point deadline);
+  Received receive(Event& event, Clock::time_point deadline);
 
   // Makes all calls of receive() return kClosed.
   void close();

@@ -1,6 +1,5 @@
 #include "ucx_transport.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -16,15 +15,6 @@
 namespace rpc_backends::ucx {
 
 namespace {
-
-// How often this process was forked.
-std::atomic<unsigned> forks{0};
-
-unsigned count_forks() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
-  (void)registered;
-  return forks;
-}
 
 const Settings& checked(const Settings& settings) {
   constexpr uint64_t most = uint64_t{1} << 61;
@@ -58,7 +48,7 @@ std::unique_ptr<Worker> guarded_worker(const Context& context, TcpGuard& guard) 
 }  // namespace
 
 // The order of the members matters: later ones use earlier ones.
-struct UcxTransport::Impl : Inbox::Source {
+struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
   Impl(const Settings& settings, Counters& counters, CallbackThread::OnUnknownKey on_unknown_proof,
        CallbackThread::OnRefused on_refused)
       : context(settings.config),
@@ -100,6 +90,32 @@ struct UcxTransport::Impl : Inbox::Source {
     --waiting;
     const TcpGuard::Scope scope(guard.listeners() == 0 ? nullptr : &guard);
     return task();
+  }
+
+  void forget(int peer) override {
+    locked([this, peer] { links.forget(peer); });
+  }
+
+  void send(int peer, Parts parts, bool reply) override {
+    locked([&] { links.send(peer, std::move(parts)); });
+    if (!reply) {
+      inbox.may_block();
+    }
+  }
+
+  void reject(int peer, const std::string& reason) override {
+    locked([&] { links.reject(peer, reason); });
+  }
+
+  Received receive(Event& event, Clock::time_point deadline) override { return inbox.receive(event, deadline); }
+
+  void stop_receiving() override { inbox.close(); }
+
+  void close(double linger) override {
+    callback_thread.stop();
+    const auto deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(linger));
+    locked([this, deadline] { links.close(deadline); });
   }
 
   bool progress() override {
@@ -146,47 +162,35 @@ struct UcxTransport::Impl : Inbox::Source {
 
 UcxTransport::UcxTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_proof,
                            CallbackThread::OnRefused on_refused)
-    : settings_(checked(settings)),
-      forks_(count_forks()),
-      impl_(std::make_unique<Impl>(settings_, *counters_, std::move(on_unknown_proof), std::move(on_refused))) {}
+    : settings_(checked(settings)) {
+  set_engine(std::make_unique<Impl>(settings_, *counters_, std::move(on_unknown_proof), std::move(on_refused)));
+}
 
 UcxTransport::~UcxTransport() {
   close(0);
 }
 
-bool UcxTransport::is_forked() const {
-  return forks_ != forks;
-}
-
-void UcxTransport::check() const {
-  if (is_forked()) {
-    throw TransportError("the transport belongs to the process that this one was forked from");
-  }
-  if (gate_.is_closed()) {
-    throw TransportError("the transport is closed");
-  }
+UcxTransport::Impl& UcxTransport::impl() const {
+  return static_cast<Impl&>(engine());
 }
 
 std::string UcxTransport::address() const {
-  const Gate::Pass pass(gate_);
-  check();
-  return impl_->locked([this] { return impl_->worker->address(); });
+  const Use use(*this);
+  return impl().locked([this] { return impl().worker->address(); });
 }
 
 void UcxTransport::start(int self, const ConnectionKey::Bytes& key) {
-  const Gate::Pass pass(gate_);
-  check();
-  impl_->guard.set_key(key);
-  impl_->locked([this, self] { impl_->links.start(self); });
+  const Use use(*this);
+  impl().guard.set_key(key);
+  impl().locked([this, self] { impl().links.start(self); });
 }
 
 void UcxTransport::learn_address(int peer, const std::string& address, const Credentials& credentials) {
-  const Gate::Pass pass(gate_);
-  check();
+  const Use use(*this);
   if (peer < 0) {
     throw TransportError("a worker id must not be negative, and this is " + std::to_string(peer));
   }
-  impl_->locked([&] { impl_->links.learn(peer, address, credentials); });
+  impl().locked([&] { impl().links.learn(peer, address, credentials); });
 }
 
 std::string UcxTransport::listen(int /*self*/, const std::string& /*name*/) {
@@ -197,70 +201,13 @@ void UcxTransport::learn(int /*peer*/, const std::string& /*name*/, const std::s
   throw TransportError("a UCX transport needs proofs; use learn_address()");
 }
 
-void UcxTransport::forget(int peer) {
-  const Gate::Pass pass(gate_);
-  if (pass && !is_forked()) {
-    impl_->locked([this, peer] { impl_->links.forget(peer); });
-  }
-}
-
-void UcxTransport::send(int peer, Parts parts, bool reply) {
-  const Gate::Pass pass(gate_);
-  check();
-  impl_->locked([&] { impl_->links.send(peer, std::move(parts)); });
-  if (!reply) {
-    impl_->inbox.may_block();
-  }
-}
-
-bool UcxTransport::receive(Event& event) {
-  return receive_until(event, Clock::time_point::max()) == Inbox::Outcome::kEvent;
-}
-
-Inbox::Outcome UcxTransport::receive_until(Event& event, Clock::time_point deadline) {
-  const Gate::Pass pass(gate_);
-  if (!pass || is_forked()) {
-    return Inbox::Outcome::kClosed;
-  }
-  return impl_->inbox.receive(event, deadline);
-}
-
-void UcxTransport::reject(int peer, const std::string& reason) {
-  const Gate::Pass pass(gate_);
-  if (pass && !is_forked()) {
-    impl_->locked([&] { impl_->links.reject(peer, reason); });
-  }
-}
-
-void UcxTransport::close(double linger) {
-  if (is_forked()) {
-    impl_.release();  // its threads and locks belong to the parent process
-    return;
-  }
-  std::unique_ptr<Impl>
-      closed;  // destroyed without the lock, because objects that the callbacks hold may call close() too
-  std::lock_guard<std::mutex> lock(close_mutex_);
-  if (!impl_) {
-    return;
-  }
-  gate_.close();
-  impl_->inbox.close();
-  gate_.wait_until_empty();
-  impl_->callback_thread.stop();
-  const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(linger));
-  impl_->locked([this, deadline] { impl_->links.close(deadline); });
-  closed = std::move(impl_);
-}
-
 bool UcxTransport::moves(const std::string& device_type) const {
   return settings_.device_memory.count(device_type) != 0;
 }
 
 void UcxTransport::set_allocator(DeviceAllocator allocate) {
-  const Gate::Pass pass(gate_);
-  check();
-  impl_->locked([&] { impl_->links.set_allocator(std::move(allocate)); });
+  const Use use(*this);
+  impl().locked([&] { impl().links.set_allocator(std::move(allocate)); });
 }
 
 std::map<std::string, std::string> UcxTransport::metrics() const {
@@ -278,9 +225,8 @@ std::map<std::string, std::string> UcxTransport::metrics() const {
       {"ucx.device_bytes_received", text(counters_->device_bytes)},
       {"ucx.sleeps", text(counters_->sleeps)},
   };
-  const Gate::Pass pass(gate_);
-  if (pass && !is_forked()) {
-    for (const auto& [peer, transports] : impl_->locked([this] { return impl_->links.transports(); })) {
+  if (const Admission admission(*this); admission) {
+    for (const auto& [peer, transports] : impl().locked([this] { return impl().links.transports(); })) {
       found["ucx.transports." + std::to_string(peer)] = transports;
     }
   }

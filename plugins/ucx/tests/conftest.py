@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_agents.common import secret
-from rpc_backends_agents.common.secret import Secret
+from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine.secret import Secret
 
 _FOREIGN = ("RPC_BACKENDS_", "MASTER_", "TORCHELASTIC_", "UCX_")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from rpc_backends_agents.common import secret
+from rpc_backends_agents.engine import secret
 from support import steps
 from support.workers import WorkerContext, WorkerError, Workers, suspend
 from support.zeromq import eventually, metric

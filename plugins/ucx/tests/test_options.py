@@ -11,7 +11,7 @@ import pytest
 from rpc_backend_ucx import UCXRpcBackendOptions
 from rpc_backend_ucx.options import construct_rpc_backend_options
 from rpc_backend_ucx.settings import Settings, check_names, settings_of
-from rpc_backends_agents.common.errors import ExposureError
+from rpc_backends_agents.engine.errors import ExposureError
 from rpc_backends_core.spi import SettingError
 
 P = "RPC_BACKENDS_UCX_"
@@ -111,7 +111,7 @@ def test_options_take_precedence_over_variables() -> None:
     def found(options: UCXRpcBackendOptions | None) -> Settings:
         return settings_of(options, environ)
 
-    assert (found(None).poll_time, found(None).net_devices) == (0.5, ("eth1",))
-    assert found(construct(poll_time=0)).poll_time == 0
+    assert (found(None).native["poll_time"], found(None).net_devices) == (0.5, ("eth1",))
+    assert found(construct(poll_time=0)).native["poll_time"] == 0
     with pytest.raises(SettingError, match="is not a number of seconds"):
         settings_of(None, {f"{P}POLL_TIME": "soon"})

@@ -11,10 +11,10 @@ import pytest
 from rpc_backend_ucx import publication
 from rpc_backend_ucx.processes import Process, this_process
 from rpc_backend_ucx.publication import Publication
-from rpc_backends_agents.common import canonical, secret
-from rpc_backends_agents.common.errors import PublicationError
-from rpc_backends_agents.common.host import Host
-from rpc_backends_agents.common.secret import Secret
+from rpc_backends_agents.engine import canonical, secret
+from rpc_backends_agents.engine.errors import PublicationError
+from rpc_backends_agents.engine.host import Host
+from rpc_backends_agents.engine.secret import Secret
 
 MINE = Publication(
     group="0123456789abcdef",
@@ -32,17 +32,17 @@ MINE = Publication(
 
 def opened(text: str, key: Secret | None, **expected: Any) -> Publication:
     defaults = {"group": MINE.group, "worker_id": 1, "name": MINE.name, "rank": MINE.rank}
-    return publication.open_publication(text, key, reader="reader", **{**defaults, **expected})
+    return Publication.open(text, key, reader="reader", **{**defaults, **expected})
 
 
 def test_a_publication_arrives_unchanged(a_secret: Secret) -> None:
-    assert opened(publication.seal(MINE, a_secret), a_secret) == MINE
-    assert opened(publication.seal(MINE, None), None) == MINE
+    assert opened(MINE.seal(a_secret), a_secret) == MINE
+    assert opened(MINE.seal(None), None) == MINE
     assert MINE.address_bytes == bytes(range(110))
 
 
 def test_any_change_of_a_sealed_publication_is_noticed(a_secret: Secret) -> None:
-    text = publication.seal(MINE, a_secret)
+    text = MINE.seal(a_secret)
 
     for place in range(len(text)):
         other = "0" if text[place] != "0" else "1"
@@ -52,7 +52,7 @@ def test_any_change_of_a_sealed_publication_is_noticed(a_secret: Secret) -> None
 
 def test_another_secret_worker_or_group_is_refused(a_secret: Secret) -> None:
     other = secret.parse(secret.generate(), "the test")
-    text = publication.seal(MINE, a_secret)
+    text = MINE.seal(a_secret)
 
     for key in (None, other):
         with pytest.raises(PublicationError, match="RPC_BACKENDS_UCX_SECRET_FILE"):

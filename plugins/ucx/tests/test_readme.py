@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from rpc_backend_ucx import UCXRpcBackendOptions, options, settings
-from rpc_backend_ucx.environment import PREFIX, VARIABLES
+from rpc_backend_ucx import UCXRpcBackendOptions
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text()
 ROWS = [line.split("|")[1:] for line in TEXT.splitlines() if line.startswith("| `")]
@@ -16,13 +15,8 @@ def test_every_option_has_a_row_with_its_variable() -> None:
     rows = {row[0].strip("` "): row[1].strip("` ") for row in ROWS}
 
     assert set(rows) == set(inspect.signature(UCXRpcBackendOptions).parameters)
-    assert {f"{PREFIX}{name}" for name in rows.values() if name} == set(VARIABLES)
-
-
-def test_the_defaults_in_the_readme_are_right() -> None:
-    shown = {row[0].strip("` "): row[2].strip("` ") for row in ROWS}
-
-    assert shown["max_message_bytes"] == f"{options.MAX_MESSAGE_BYTES >> 30} GiB"
-    assert shown["max_unanswered_bytes"] == f"{options.MAX_UNANSWERED_BYTES >> 30} GiB"
-    assert float(shown["poll_time"]) == settings.POLL_TIME
-    assert float(shown["keepalive"]) == options.KEEPALIVE
+    assert {f"RPC_BACKENDS_UCX_{name}" for name in rows.values() if name} == set(
+        UCXRpcBackendOptions.variables()
+    )
+    for option, variable in rows.items():
+        assert variable in ("", option.upper())

@@ -13,7 +13,7 @@ import pytest
 from rpc_backend_ucx import shared_memory
 from rpc_backend_ucx.processes import this_process
 from rpc_backend_ucx.shared_memory import PER_WORKER, Room
-from rpc_backends_agents.common.errors import AddressError
+from rpc_backends_agents.engine.errors import AddressError
 
 _TESTS = str(Path(__file__).parents[3] / "tests")
 #: Starts a worker of a group and prints its error.

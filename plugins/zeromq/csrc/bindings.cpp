@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <array>
 
 #include "rpc_backends_agents/python.h"
@@ -77,40 +76,6 @@ void send_buffers(PythonTransport& transport, int peer, const py::iterable& buff
   transport.send(peer, std::move(parts), reply);
 }
 
-// Waits in slices, so that Ctrl-C works.
-Inbox::Outcome receive_with_signals(PythonTransport& transport, Event& event, Clock::time_point deadline) {
-  constexpr std::chrono::milliseconds slice{100};
-  for (;;) {
-    const auto now = Clock::now();
-    Inbox::Outcome outcome;
-    {
-      const py::gil_scoped_release release;
-      outcome = transport.receive_until(event, std::min(deadline, now + slice));
-      PythonTransport::stay_if_exiting();
-    }
-    if (outcome != Inbox::Outcome::kTimeout || Clock::now() >= deadline) {
-      return outcome;
-    }
-    if (PyErr_CheckSignals() != 0) {
-      throw py::error_already_set();
-    }
-  }
-}
-
-py::object receive_tuple(PythonTransport& transport, std::optional<double> timeout) {
-  Event event;
-  const auto deadline =
-      timeout ? Clock::now() + std::chrono::milliseconds(milliseconds(*timeout)) : Clock::time_point::max();
-  if (receive_with_signals(transport, event, deadline) != Inbox::Outcome::kEvent) {
-    return py::none();
-  }
-  py::list parts;
-  for (Part& part : event.parts) {
-    parts.append(py::memoryview(py::cast(std::move(part))));
-  }
-  return py::make_tuple(name_of(event.kind), event.peer, parts, event.reason);
-}
-
 void learn(PythonTransport& transport, int peer, const std::string& endpoint,
            const std::optional<py::bytes>& public_key, const std::optional<std::array<py::bytes, 4>>& proofs,
            std::optional<uint64_t> max_message) {
@@ -136,7 +101,16 @@ PYBIND11_MODULE(_native, module) {
   using namespace rpc_backends::zeromq;
   using release = py::call_guard<py::gil_scoped_release>;
 
-  py::register_local_exception<TransportError>(module, "TransportError", PyExc_RuntimeError);
+  bind_transport<ZeroMQTransport>(module)
+      .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("max_message"),
+           py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"), py::arg("io_threads") = 1,
+           py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
+      .def("bind", &PythonTransport::bind, py::arg("endpoints"), release())
+      .def("start", &PythonTransport::start, py::arg("self_id"), release())
+      .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none(),
+           py::arg("max_message") = py::none())
+      .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"));
+  // After TransportError, because the last translator is asked first, and a BindError is a TransportError.
   py::register_local_exception_translator([](std::exception_ptr error) {
     try {
       std::rethrow_exception(error);
@@ -146,25 +120,5 @@ PYBIND11_MODULE(_native, module) {
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });
-  py::class_<Part>(module, "Part", py::buffer_protocol(), py::module_local()).def_buffer([](Part& part) {
-    return py::buffer_info(const_cast<void*>(part.data), 1, py::format_descriptor<uint8_t>::format(), 1,
-                           {static_cast<py::ssize_t>(part.size)}, {1}, true);
-  });
-  py::class_<PythonTransport, std::shared_ptr<PythonTransport>>(module, "Transport")
-      .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("max_message"),
-           py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"), py::arg("io_threads") = 1,
-           py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
-      .def("bind", &PythonTransport::bind, py::arg("endpoints"), release())
-      .def("start", &PythonTransport::start, py::arg("self_id"), release())
-      .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none(),
-           py::arg("max_message") = py::none())
-      .def("forget", &PythonTransport::forget, py::arg("peer"), release())
-      .def("reject", &PythonTransport::reject, py::arg("peer"), py::arg("reason"), release())
-      .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"))
-      .def("receive", &receive_tuple, py::arg("timeout") = py::none())
-      .def("close", &PythonTransport::close, py::arg("linger"), release())
-      .def("metrics", &PythonTransport::metrics)
-      .def("__rpc_transport__", [](const std::shared_ptr<PythonTransport>& self) { return capsule_of(self); });
   module.def("make_keys", &make_keys);
-  PythonTransport::close_all_at_exit();
 }

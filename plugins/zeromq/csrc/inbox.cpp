@@ -137,19 +137,19 @@ uint64_t Inbox::take_again() {
   return id;
 }
 
-Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
+Received Inbox::receive(Event& event, Clock::time_point deadline) {
   for (;;) {
     uint64_t id = 0;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       if (closed_) {
-        return Outcome::kClosed;
+        return Received::kClosed;
       }
       if (take(event)) {
         const bool help = wants_help();
         lock.unlock();
         wake_if(help);
-        return Outcome::kEvent;
+        return Received::kEvent;
       }
       id = take_again();
       if (id == 0) {
@@ -162,7 +162,7 @@ Inbox::Outcome Inbox::receive(Event& event, Clock::time_point deadline) {
       handle(epoll_.wait(0));
       pump(id);
     } else if (!wait(deadline)) {
-      return Outcome::kTimeout;
+      return Received::kTimeout;
     }
   }
 }

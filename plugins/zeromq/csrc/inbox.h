@@ -17,6 +17,7 @@
 #include <unordered_map>
 
 #include "rpc_backends_agents/fd.h"
+#include "rpc_backends_agents/gated_transport.h"
 
 namespace rpc_backends::zeromq {
 
@@ -33,8 +34,6 @@ class Source {
 
 class Inbox {
  public:
-  enum class Outcome { kEvent, kTimeout, kClosed };
-
   Inbox();
 
   // Returns the id of the source, for again() and remove().
@@ -55,7 +54,7 @@ class Inbox {
 
   void push(Event event);
 
-  Outcome receive(Event& event, Clock::time_point deadline = Clock::time_point::max());
+  Received receive(Event& event, Clock::time_point deadline = Clock::time_point::max());
 
   // Makes all current and future calls of receive() return kClosed.
   void close();

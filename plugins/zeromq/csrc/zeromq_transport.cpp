@@ -1,7 +1,5 @@
 #include "zeromq_transport.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <string_view>
 #include <utility>
@@ -11,15 +9,6 @@
 namespace rpc_backends::zeromq {
 
 namespace {
-
-// How often this process was forked.
-std::atomic<unsigned> forks{0};
-
-unsigned count_forks() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
-  (void)registered;
-  return forks;
-}
 
 const Settings& checked(const Settings& settings) {
   if (settings.encrypts() && !zmq().has_curve()) {
@@ -53,7 +42,7 @@ const Settings& checked(const Settings& settings) {
 }  // namespace
 
 // Members are made in this order; later ones use earlier ones.
-struct ZeroMQTransport::Impl {
+struct ZeroMQTransport::Impl : GatedTransport::Engine {
   Impl(std::shared_ptr<const Settings> with, std::shared_ptr<Counters> counts,
        CallbackThread::OnUnknownKey on_unknown_key, CallbackThread::OnRefused on_refused)
       : settings(std::move(with)),
@@ -80,8 +69,46 @@ struct ZeroMQTransport::Impl {
     return [this](int peer) { event_loop.post([this, peer] { peers.hint(peer); }); };
   }
 
+  void forget(int peer) override {
+    directory.forget(peer);
+    proofs.forget(peer);
+    peers.forget(peer);
+    tcp_listener->forget(peer);
+    unix_listener->forget(peer);
+  }
+
+  void send(int peer, Parts parts, bool reply) override {
+    uint64_t bytes = 0;
+    for (const Part& part : parts) {
+      bytes += part.size;
+    }
+    if (const uint64_t most = directory.max_message(peer); bytes > most) {
+      throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " +
+                           std::to_string(most) + " that worker " + std::to_string(peer) +
+                           " takes (its max_message_bytes)");
+    }
+    if (!reply) {
+      peers.send(peer, std::move(parts));
+    } else if (!unix_listener->reply(peer, parts)) {
+      releaser.hold(parts);
+      Packed message(std::move(parts), settings->max_message, settings->largest_frame());
+      tcp_listener->reply(peer, message);
+    }
+    ++counters->messages_sent;
+  }
+
+  void reject(int peer, const std::string& reason) override {
+    peers.end_connection(peer, "rejected: " + reason);
+    tcp_listener->reject(peer, reason);
+    unix_listener->reject(peer, reason);
+  }
+
+  Received receive(Event& event, Clock::time_point deadline) override { return inbox.receive(event, deadline); }
+
+  void stop_receiving() override { inbox.close(); }
+
   // The context is closed last of the ZeroMQ objects. It waits until queued messages are sent.
-  void close(double linger) {
+  void close(double linger) override {
     const auto deadline = Clock::now() + std::chrono::milliseconds(milliseconds(linger));
     peers.wait_until_open(deadline);  // the event loop ends handshakes
     linger = std::max(0.0, std::chrono::duration<double>(deadline - Clock::now()).count());
@@ -112,38 +139,28 @@ struct ZeroMQTransport::Impl {
 
 ZeroMQTransport::ZeroMQTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key,
                                  CallbackThread::OnRefused on_refused)
-    : settings_(std::make_shared<Settings>(checked(settings))),
-      forks_(count_forks()),
-      impl_(std::make_unique<Impl>(settings_, counters_, std::move(on_unknown_key), std::move(on_refused))) {}
+    : settings_(std::make_shared<Settings>(checked(settings))) {
+  set_engine(std::make_unique<Impl>(settings_, counters_, std::move(on_unknown_key), std::move(on_refused)));
+}
 
 ZeroMQTransport::~ZeroMQTransport() {
   close(0);
 }
 
-bool ZeroMQTransport::is_forked() const {
-  return forks_ != forks;
-}
-
-void ZeroMQTransport::check() const {
-  if (is_forked()) {
-    throw TransportError("the transport belongs to the process that this one was forked from");
-  }
-  if (gate_.is_closed()) {
-    throw TransportError("the transport is closed");
-  }
+ZeroMQTransport::Impl& ZeroMQTransport::impl() const {
+  return static_cast<Impl&>(engine());
 }
 
 std::vector<std::string> ZeroMQTransport::bind(const std::vector<std::string>& endpoints) {
-  const Gate::Pass pass(gate_);
-  check();
+  const Use use(*this);
   std::vector<std::string> bound;
   for (const std::string& endpoint : endpoints) {
     constexpr std::string_view ipc = "ipc://";
     if (endpoint.compare(0, ipc.size(), ipc) == 0) {
-      impl_->unix_listener->bind(endpoint.substr(ipc.size()));
+      impl().unix_listener->bind(endpoint.substr(ipc.size()));
       bound.push_back(endpoint);
     } else {
-      bound.push_back(impl_->tcp_listener->bind(endpoint));
+      bound.push_back(impl().tcp_listener->bind(endpoint));
     }
   }
   if (address_.empty() && !bound.empty()) {
@@ -153,9 +170,8 @@ std::vector<std::string> ZeroMQTransport::bind(const std::vector<std::string>& e
 }
 
 void ZeroMQTransport::start(int self) {
-  const Gate::Pass pass(gate_);
-  check();
-  impl_->peers.start(self);
+  const Use use(*this);
+  impl().peers.start(self);
 }
 
 std::string ZeroMQTransport::listen(int self, const std::string& /*name*/) {
@@ -172,8 +188,7 @@ void ZeroMQTransport::learn(int peer, const std::string& /*name*/, const std::st
 
 void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, const Credentials& credentials) {
   const std::string& public_key = credentials.public_key;
-  const Gate::Pass pass(gate_);
-  check();
+  const Use use(*this);
   const std::string who = "worker " + std::to_string(peer);
   if (peer < 0) {
     throw TransportError("a worker id must not be negative, and this is " + std::to_string(peer));
@@ -192,84 +207,11 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
     throw TransportError("the proofs of " + who + " are invalid: each must be " + std::to_string(kProofSize) +
                          " bytes");
   }
-  impl_->directory.learn(peer, public_key);
-  impl_->directory.limit(peer, credentials.max_message);
-  impl_->proofs.learn(peer, credentials.their_greeting);
-  impl_->unix_listener->learn(peer, credentials.our_answer);
-  impl_->peers.learn(peer, checked_endpoint, credentials);
-}
-
-void ZeroMQTransport::forget(int peer) {
-  const Gate::Pass pass(gate_);
-  if (!pass || is_forked()) {
-    return;
-  }
-  impl_->directory.forget(peer);
-  impl_->proofs.forget(peer);
-  impl_->peers.forget(peer);
-  impl_->tcp_listener->forget(peer);
-  impl_->unix_listener->forget(peer);
-}
-
-void ZeroMQTransport::send(int peer, Parts parts, bool reply) {
-  const Gate::Pass pass(gate_);
-  check();
-  uint64_t bytes = 0;
-  for (const Part& part : parts) {
-    bytes += part.size;
-  }
-  if (const uint64_t most = impl_->directory.max_message(peer); bytes > most) {
-    throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " + std::to_string(most) +
-                         " that worker " + std::to_string(peer) + " takes (its max_message_bytes)");
-  }
-  if (!reply) {
-    impl_->peers.send(peer, std::move(parts));
-  } else if (!impl_->unix_listener->reply(peer, parts)) {
-    impl_->releaser.hold(parts);
-    Packed message(std::move(parts), settings_->max_message, settings_->largest_frame());
-    impl_->tcp_listener->reply(peer, message);
-  }
-  ++counters_->messages_sent;
-}
-
-bool ZeroMQTransport::receive(Event& event) {
-  return receive_until(event, Clock::time_point::max()) == Inbox::Outcome::kEvent;
-}
-
-Inbox::Outcome ZeroMQTransport::receive_until(Event& event, Clock::time_point deadline) {
-  const Gate::Pass pass(gate_);
-  if (!pass || is_forked()) {
-    return Inbox::Outcome::kClosed;
-  }
-  return impl_->inbox.receive(event, deadline);
-}
-
-void ZeroMQTransport::reject(int peer, const std::string& reason) {
-  const Gate::Pass pass(gate_);
-  if (!pass || is_forked()) {
-    return;
-  }
-  impl_->peers.end_connection(peer, "rejected: " + reason);
-  impl_->tcp_listener->reject(peer, reason);
-  impl_->unix_listener->reject(peer, reason);
-}
-
-void ZeroMQTransport::close(double linger) {
-  if (is_forked()) {
-    impl_.release();  // its threads and locks belong to the parent process
-    return;
-  }
-  std::unique_ptr<Impl>
-      closed;  // destroyed without the lock, because objects that the callbacks hold may call close() too
-  std::lock_guard<std::mutex> lock(close_mutex_);
-  if (!impl_) {
-    return;
-  }
-  gate_.close();
-  impl_->inbox.close();
-  gate_.wait_until_empty();
-  impl_->close(linger);
-  closed = std::move(impl_);
+  impl().directory.learn(peer, public_key);
+  impl().directory.limit(peer, credentials.max_message);
+  impl().proofs.learn(peer, credentials.their_greeting);
+  impl().unix_listener->learn(peer, credentials.our_answer);
+  impl().peers.learn(peer, checked_endpoint, credentials);
 }
 
 std::map<std::string, std::string> ZeroMQTransport::metrics() const {

@@ -12,13 +12,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "peers.h"
-#include "rpc_backends_agents/gate.h"
+#include "rpc_backends_agents/gated_transport.h"
 #include "rpc_backends_agents/releaser.h"
 #include "tcp_listener.h"
 #include "unix_listener.h"
@@ -26,7 +24,7 @@
 
 namespace rpc_backends::zeromq {
 
-class ZeroMQTransport : public Transport {
+class ZeroMQTransport : public GatedTransport {
  public:
   // Call load_library() first. Throws TransportError.
   ZeroMQTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key,
@@ -37,31 +35,20 @@ class ZeroMQTransport : public Transport {
   std::vector<std::string> bind(const std::vector<std::string>& endpoints);
   void start(int self);
   void learn_endpoint(int peer, const std::string& endpoint, const Credentials& credentials);
-  Inbox::Outcome receive_until(Event& event, Clock::time_point deadline);
 
   // For callers that do not call bind() and start() themselves: starts, and returns "ENDPOINT KEY" of the first
   // endpoint that was bound, or "" if there is none.
   std::string listen(int self, const std::string& name) override;
   void learn(int peer, const std::string& name, const std::string& address) override;
-  void forget(int peer) override;
-  void send(int peer, Parts parts, bool reply) override;
-  bool receive(Event& event) override;
-  void reject(int peer, const std::string& reason) override;
-  void close(double linger) override;
   std::map<std::string, std::string> metrics() const override;
 
  private:
   struct Impl;
 
-  void check() const;
-  bool is_forked() const;
+  Impl& impl() const;
 
   const std::shared_ptr<const Settings> settings_;
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
-  const unsigned forks_;
-  Gate gate_;
-  std::mutex close_mutex_;
-  std::unique_ptr<Impl> impl_;  // null once it is closed
   std::string address_;
 };
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_agents.common import secret
-from rpc_backends_agents.common.secret import Secret
+from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine.secret import Secret
 from support.children import started
 
 _FOREIGN = ("RPC_BACKENDS_", "MASTER_", "TORCHELASTIC_", "XDG_RUNTIME_DIR")

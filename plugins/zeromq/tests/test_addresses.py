@@ -11,8 +11,8 @@ from rpc_backend_zeromq.addresses import Place, Wanted
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.ports import Ports
 from rpc_backend_zeromq.rendezvous import Rendezvous, rendezvous
-from rpc_backends_agents.common.errors import AddressError, ExposureError
-from rpc_backends_agents.common.secret import Secret
+from rpc_backends_agents.engine.errors import AddressError, ExposureError
+from rpc_backends_agents.engine.secret import Secret
 
 HERE = Rendezvous(None, "init_method=file:///x names no host")
 

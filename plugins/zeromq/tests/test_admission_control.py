@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rpc_backends_agents.common.admission_control import AdmissionControl
+from rpc_backends_agents.engine.admission_control import AdmissionControl
 
 KEY, OTHER = b"a" * 40, b"b" * 40
 SOON = 5.0

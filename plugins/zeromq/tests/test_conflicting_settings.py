@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_agents.common import secret
+from rpc_backends_agents.engine import secret
 from support import steps
 from support.workers import Failure, WorkerContext, Workers
 from support.zeromq import join

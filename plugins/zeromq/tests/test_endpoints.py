@@ -19,9 +19,9 @@ from rpc_backend_zeromq.endpoints import Surroundings
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.publication import Publication, UnixSocket
 from rpc_backend_zeromq.unix_sockets import Node
-from rpc_backends_agents.common.errors import AddressError
-from rpc_backends_agents.common.host import Host, this_host
-from rpc_backends_agents.common.secret import Secret
+from rpc_backends_agents.engine.errors import AddressError
+from rpc_backends_agents.engine.host import Host, this_host
+from rpc_backends_agents.engine.secret import Secret
 
 HERE = this_host()
 ELSEWHERE = Host("another kernel", "4:1")
@@ -59,7 +59,7 @@ def unix_socket() -> Iterator[UnixSocket]:
 SHOW_HOST = """
 import json
 from dataclasses import asdict
-from rpc_backends_agents.common.host import this_host
+from rpc_backends_agents.engine.host import this_host
 
 print(json.dumps(asdict(this_host())))
 """
@@ -145,14 +145,17 @@ def test_with_a_secret_the_error_suggests_an_address(a_secret: Secret) -> None:
 CHOOSE = """
 import json, sys
 from rpc_backend_zeromq import endpoints
-from rpc_backends_agents.common.host import Host, this_host
+from rpc_backends_agents.engine.host import Host, this_host
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.publication import Publication
 from rpc_backends_core.spi import RpcBackendsError
 
 scopes, *tcp = sys.argv[1:]
 me = endpoints.Surroundings("me", this_host(), tuple(scopes.split()), True, Policy())
-peer = Publication("g", 1, "w1", 1, Host("k", "n"), tuple(tcp), None, None, "0" * 32, 1, "the test")
+peer = Publication(
+    group="g", worker_id=1, name="w1", rank=1, host=Host("k", "n"), tcp=tuple(tcp), unix=None,
+    public_key=None, session="0" * 32, max_message_bytes=1, place="the test",
+)
 try:
     print(json.dumps(endpoints.choose(peer, me)))
 except RpcBackendsError as error:

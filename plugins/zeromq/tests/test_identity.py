@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rpc_backend_zeromq import identity, publication
+from rpc_backend_zeromq import identity
 from rpc_backend_zeromq.publication import Publication, UnixSocket
 from rpc_backend_zeromq.unix_sockets import Node
-from rpc_backends_agents.common import canonical, secret
-from rpc_backends_agents.common import sealed as seals
-from rpc_backends_agents.common.errors import PublicationError
-from rpc_backends_agents.common.host import Host
-from rpc_backends_agents.common.secret import Secret
+from rpc_backends_agents.engine import canonical, secret
+from rpc_backends_agents.engine import sealed as seals
+from rpc_backends_agents.engine.errors import PublicationError
+from rpc_backends_agents.engine.host import Host
+from rpc_backends_agents.engine.secret import Secret
 
 PUBLIC_KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 MINE = Publication(
@@ -35,15 +35,17 @@ MINE = Publication(
 
 
 def opened(text: str, key: Secret | None, **expected: Any) -> Publication:
+    encryption = expected.pop("encryption", True)
     defaults: dict[str, Any] = {
-        "encryption": True,
         "reader": "reader",
         "group": MINE.group,
         "worker_id": MINE.worker_id,
         "name": MINE.name,
         "rank": MINE.rank,
     }
-    return identity.open_publication(text, key, **{**defaults, **expected})
+    theirs = Publication.open(text, key, **{**defaults, **expected})
+    identity.check_encryption(theirs, encryption=encryption, reader="reader")
+    return theirs
 
 
 def error_of(text: str, key: Secret | None, **expected: Any) -> str:
@@ -54,8 +56,8 @@ def error_of(text: str, key: Secret | None, **expected: Any) -> str:
 
 def test_a_sealed_publication_opens_unchanged(a_secret: Secret) -> None:
     for one in (MINE, replace(MINE, unix=None, tcp=())):
-        assert opened(identity.seal(one, a_secret), a_secret) == one
-        assert opened(identity.seal(one, None), None) == one
+        assert opened(one.seal(a_secret), a_secret) == one
+        assert opened(one.seal(None), None) == one
 
 
 def test_session_keys_are_new_and_valid_for_zeromq() -> None:
@@ -63,14 +65,14 @@ def test_session_keys_are_new_and_valid_for_zeromq() -> None:
 
     assert len({key for pair in keys for key in pair}) == 4
     publication = replace(MINE, public_key=keys[0][0].decode())
-    assert opened(identity.seal(publication, None), None) == publication
+    assert opened(publication.seal(None), None) == publication
 
 
 # --- forgeries -----------------------------------------------------------------------------------
 
 
 def test_any_changed_character_of_a_publication_is_refused(a_secret: Secret) -> None:
-    text = identity.seal(MINE, a_secret)
+    text = MINE.seal(a_secret)
 
     for place in range(len(text)):
         other = "0" if text[place] != "0" else "1"
@@ -78,7 +80,7 @@ def test_any_changed_character_of_a_publication_is_refused(a_secret: Secret) -> 
 
 
 def test_a_forged_payload_is_refused_with_an_explanation(a_secret: Secret) -> None:
-    text = identity.seal(MINE, a_secret)
+    text = MINE.seal(a_secret)
     form, kind, fingerprint, proof, payload = text.split(" ", 4)
     forged = payload.replace("10.0.0.5", "10.6.6.6")
 
@@ -92,7 +94,7 @@ def test_a_forged_payload_is_refused_with_an_explanation(a_secret: Secret) -> No
 
 @pytest.mark.parametrize("proof", ["", "0" * 64, "é", "f" * 10_000])
 def test_an_invalid_proof_is_refused(a_secret: Secret, proof: str) -> None:
-    form, kind, fingerprint, _, payload = identity.seal(MINE, a_secret).split(" ", 4)
+    form, kind, fingerprint, _, payload = MINE.seal(a_secret).split(" ", 4)
 
     error_of(f"{form} {kind} {fingerprint} {proof} {payload}", a_secret)
 
@@ -103,8 +105,8 @@ def test_the_proof_is_checked_before_parsing(
     def never(*_: object) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr(publication, "load", never)
-    form, kind, fingerprint, proof, _ = identity.seal(MINE, a_secret).split(" ", 4)
+    monkeypatch.setattr(Publication, "load", never)
+    form, kind, fingerprint, proof, _ = MINE.seal(a_secret).split(" ", 4)
 
     error_of(f"{form} {kind} {fingerprint} {proof} {'[' * 10_000}", a_secret)
 
@@ -125,14 +127,14 @@ def test_a_publication_of_another_worker_or_group_is_refused(
     a_secret: Secret, expected: dict[str, Any], why: str
 ) -> None:
     for key in (a_secret, None):
-        assert why in error_of(identity.seal(MINE, key), key, **expected)
+        assert why in error_of(MINE.seal(key), key, **expected)
 
 
 # --- conflicting settings ------------------------------------------------------------------------
 
 
 def test_a_secret_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
-    with_secret, without = identity.seal(MINE, a_secret), identity.seal(MINE, None)
+    with_secret, without = MINE.seal(a_secret), MINE.seal(None)
 
     here, there = error_of(without, a_secret), error_of(with_secret, None)
 
@@ -147,7 +149,7 @@ def test_a_secret_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
 def test_different_secrets_are_reported_by_their_fingerprints(a_secret: Secret) -> None:
     other = secret.parse(secret.generate(), "elsewhere")
 
-    why = error_of(identity.seal(MINE, other), a_secret)
+    why = error_of(MINE.seal(other), a_secret)
 
     assert f"has a different secret (fingerprint {other.fingerprint}) from worker 'reader'" in why
     assert f"fingerprint {a_secret.fingerprint}" in why
@@ -156,12 +158,12 @@ def test_different_secrets_are_reported_by_their_fingerprints(a_secret: Secret) 
 def test_encryption_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
     plain = replace(MINE, public_key=None)
 
-    here = error_of(identity.seal(plain, a_secret), a_secret, encryption=True)
-    there = error_of(identity.seal(MINE, a_secret), a_secret, encryption=False)
+    here = error_of(plain.seal(a_secret), a_secret, encryption=True)
+    there = error_of(MINE.seal(a_secret), a_secret, encryption=False)
 
     assert "worker 'reader' encrypts and worker 'wörker 1' (rank 2) does not" in here
     assert "worker 'wörker 1' (rank 2) encrypts and worker 'reader' does not" in there
-    assert opened(identity.seal(plain, a_secret), a_secret, encryption=False) == plain
+    assert opened(plain.seal(a_secret), a_secret, encryption=False) == plain
 
 
 # --- invalid publications --------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def test_an_invalid_field_is_refused(a_secret: Secret, change: dict[str, Any]) -
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     # A broken worker that has the secret could write such a publication.
-    proof = seals._proof(identity._FORM, payload, a_secret)
+    proof = seals._proof(Publication.FORM, payload, a_secret)
     sealed = f"zeromq2 sealed {a_secret.fingerprint} {proof} {payload}"
     assert "the address of worker 'wörker 1' (rank 2) in the store is invalid: " in error_of(
         sealed, a_secret
@@ -260,7 +262,7 @@ def test_keys_may_use_every_character_of_z85() -> None:
     alphabet = string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#"
     for start in range(0, len(alphabet), 40):
         key = (alphabet[start:] + alphabet)[:40]
-        assert opened(identity.seal(replace(MINE, public_key=key), None), None).public_key == key
+        assert opened(replace(MINE, public_key=key).seal(None), None).public_key == key
 
 
 # --- Unix sockets ------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from rpc_backend_zeromq import endpoints, identity, publication
-from rpc_backends_agents.common import canonical, sealed, secret
-from rpc_backends_agents.common.host import this_host
+from rpc_backends_agents.engine import canonical, sealed, secret
+from rpc_backends_agents.engine.host import this_host
 from support import steps
 from support.workers import WorkerContext, Workers
 from support.zeromq import endpoints as tcp_endpoints
@@ -46,9 +46,9 @@ def disable_checks() -> None:
     """Disable the check of addresses in this process, as an intruder would."""
 
     def unchecked(text: str, *_: Any, **__: Any) -> Any:
-        return publication.load(text[text.index("{") :])
+        return publication.Publication.load(text[text.index("{") :])
 
-    identity.open_publication = unchecked  # type: ignore[assignment]
+    publication.Publication.open = unchecked  # type: ignore[assignment]
 
 
 def group_store(url: str) -> Any:
@@ -222,7 +222,7 @@ def test_joining_without_the_secret_makes_no_member(url: str, text: str, tmp_pat
 def forged_publication(text: str) -> publication.Publication:
     """Return a member's publication with another process's key and address."""
     public, _ = identity.session_keys()
-    fields = vars(publication.load(text[text.index("{") :]))
+    fields = vars(publication.Publication.load(text[text.index("{") :]))
     changed = {"public_key": public.decode(), "tcp": ("tcp://127.0.0.1:1",)}
     return publication.Publication(**{**fields, **changed})
 
@@ -233,8 +233,8 @@ def forgeries(genuine: str) -> dict[str, str]:
     forged = forged_publication(genuine)
     return {
         "its proof is wrong": genuine[: genuine.index("{")] + canonical.dump(forged),
-        "has a different secret": identity.seal(forged, other),
-        "has no secret": identity.seal(forged, None),
+        "has a different secret": forged.seal(other),
+        "has no secret": forged.seal(None),
         "cannot be read": "garbage",
     }
 
@@ -334,7 +334,7 @@ def forge_addresses(me: WorkerContext, url: str, other: str | None) -> None:
             place="",
         )
         theirs = None if other is None else secret.parse(other, "the intruder")
-        written.append(identity.seal(mine, theirs))
+        written.append(mine.seal(theirs))
     store.set("exchange/1/all", json.dumps({"payloads": written}))
 
 

@@ -14,7 +14,7 @@ from torch.distributed.rpc import RpcBackendOptions
 from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.options import construct_rpc_backend_options
 from rpc_backend_zeromq.ports import Ports
-from rpc_backends_agents.common import secret
+from rpc_backends_agents.engine import secret
 
 
 def construct(**options: Any) -> ZeroMQRpcBackendOptions:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rpc_backends_agents.common.refusals import Refusals
+from rpc_backends_agents.engine.refusals import Refusals
 
 
 @pytest.fixture

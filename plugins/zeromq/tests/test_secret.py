@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_agents.common import secret
-from rpc_backends_agents.common.errors import SecretError
-from rpc_backends_agents.common.secret import Secret
+from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine.errors import SecretError
+from rpc_backends_agents.engine.secret import Secret
 
 FILE = "RPC_BACKENDS_ZEROMQ_SECRET_FILE"
 TEXT = "RPC_BACKENDS_ZEROMQ_SECRET"

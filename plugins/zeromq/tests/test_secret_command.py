@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rpc_backends_agents.common import secret
-from rpc_backends_agents.common.secret_command import command
+from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine.secret_command import command
 
 
 def run(*arguments: str) -> Result:

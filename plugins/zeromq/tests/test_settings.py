@@ -6,12 +6,11 @@ import logging
 
 import pytest
 
-from rpc_backend_zeromq import environment
 from rpc_backend_zeromq.addresses import Wanted
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.ports import Ports
 from rpc_backend_zeromq.settings import settings_of
-from rpc_backends_agents.common import secret
+from rpc_backends_agents.engine import secret, variables
 from rpc_backends_core.spi import SettingError
 
 PREFIX = "RPC_BACKENDS_ZEROMQ_"
@@ -97,13 +96,15 @@ def test_an_unknown_variable_is_logged_with_a_suggestion(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "rpc_backends.zeromq"):
-        environment.warn_of_unknown(
+        variables.warn_of_unknown(
+            "ZEROMQ",
+            ZeroMQRpcBackendOptions.variables(),
             {
                 f"{PREFIX}SECERT": "rpcsecret1-abc",
                 f"{PREFIX}PORTS": "1",
                 f"{PREFIX}XYZZY": "1",
                 "OTHER": "2",
-            }
+            },
         )
 
     with_suggestion, with_list = caplog.messages

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from rpc_backend_zeromq._native import TransportError
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
-from rpc_backends_agents.common import secret
-from rpc_backends_agents.common.errors import (
+from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine.errors import (
     AddressError,
     ExposureError,
     PublicationError,
@@ -422,7 +422,7 @@ def test_a_hanging_store_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> Non
             threading.Event().wait()
             return b""
 
-    monkeypatch.setattr("rpc_backends_agents.common.group_token.JOIN_TIMEOUT", 0.3)
+    monkeypatch.setattr("rpc_backends_agents.engine.group_token.JOIN_TIMEOUT", 0.3)
     group = Group(Hanging(), "w0", 0, None, (), 10.0, 0)
     transport = ZeroMQTransport(ZeroMQRpcBackendOptions(init_method="file:///x"), group)
     try:

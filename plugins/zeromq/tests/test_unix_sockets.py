@@ -17,7 +17,7 @@ import pytest
 
 from rpc_backend_zeromq import unix_sockets
 from rpc_backend_zeromq.unix_sockets import Node, SocketFolder
-from rpc_backends_agents.common.errors import AddressError
+from rpc_backends_agents.engine.errors import AddressError
 
 
 @pytest.fixture

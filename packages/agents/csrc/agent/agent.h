@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "agent/members.h"
-#include "base/forks.h"
 #include "intercept/interceptor_chain.h"
 #include "record/call_log.h"
+#include "rpc_backends_agents/forks.h"
 #include "rpc_backends_agents/transport.h"
 #include "wire/devices.h"
 #include "wire/frame.h"

@@ -22,7 +22,7 @@
 #include <thread>
 #include <unordered_map>
 
-#include "base/forks.h"
+#include "rpc_backends_agents/forks.h"
 #include "rpc_backends_agents/transport.h"
 
 namespace rpc_backends {

@@ -8,10 +8,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/forks.h"
 #include "intercept/interceptor_chain.h"
 #include "record/call_log.h"
 #include "record/failed_calls.h"
+#include "rpc_backends_agents/forks.h"
 #include "wire/frame.h"
 
 namespace rpc_backends {

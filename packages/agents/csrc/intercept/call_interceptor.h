@@ -15,7 +15,7 @@
 #include <string>
 #include <thread>
 
-#include "base/forks.h"
+#include "rpc_backends_agents/forks.h"
 #include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {

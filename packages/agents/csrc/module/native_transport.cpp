@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "python/buffer.h"
 #include "python/capsule.h"
+#include "rpc_backends_agents/part_buffer.h"
 #include "rpc_backends_agents/python.h"
 #include "rpc_backends_agents/transport.h"
 
@@ -48,13 +48,7 @@ class NativeTransport {
     if (!received) {
       return py::none();
     }
-    py::list parts;
-    for (Part& part : event.parts) {
-      parts.append(py::memoryview(py::cast(std::move(part))));
-    }
-    const py::str reason = py::reinterpret_steal<py::str>(
-        PyUnicode_DecodeUTF8(event.reason.data(), static_cast<py::ssize_t>(event.reason.size()), "backslashreplace"));
-    return py::make_tuple(name_of(event.kind), event.peer, parts, reason, event.order);
+    return tuple_of(event) + py::make_tuple(event.order);
   }
 
  private:

@@ -15,9 +15,9 @@
 #include <thread>
 #include <unordered_map>
 
-#include "base/forks.h"
 #include "record/call_log.h"
 #include "record/failed_calls.h"
+#include "rpc_backends_agents/forks.h"
 
 namespace rpc_backends {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/log.h"
-#include "python/buffer.h"
 #include "python/capsule.h"
+#include "rpc_backends_agents/part_buffer.h"
 #include "rpc_backends_agents/python.h"
 #include "transport/memory_transport.h"
 

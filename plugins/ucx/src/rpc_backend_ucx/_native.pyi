@@ -1,7 +1,9 @@
 """UCX's context, worker and endpoints as a transport; load UCX's libraries first (``library.native``)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from typing_extensions import Buffer
 
 class TransportError(RuntimeError):
     """UCX cannot do what was asked."""
@@ -26,8 +28,8 @@ class Transport:
         max_message: int,
         poll_time: float,
         handshake_timeout: float,
-        rendezvous: int = 0,
-        device_memory: Mapping[str, str] = ...,
+        rendezvous: int,
+        device_memory: Mapping[str, str],
         on_unknown_proof: Callable[[bytes, float], int | None] | None = None,
         on_refused: Callable[[str], object] | None = None,
     ) -> None: ...
@@ -45,9 +47,11 @@ class Transport:
     def forget(self, peer: int) -> None: ...
     def reject(self, peer: int, reason: str) -> None: ...
     def send(
-        self, peer: int, parts: Sequence[bytes], reply: bool, device: str | None = None
+        self, peer: int, parts: Iterable[Buffer], reply: bool, device: str | None = None
     ) -> None: ...
-    def receive(self, timeout: float) -> tuple[str, int, list[bytes], str] | None: ...
+    def receive(
+        self, timeout: float | None = None
+    ) -> tuple[str, int, list[memoryview], str] | None: ...
     def close(self, linger: float) -> None: ...
     def metrics(self) -> dict[str, str]: ...
     def __rpc_transport__(self) -> Any: ...

@@ -7,17 +7,18 @@ import resource
 from collections.abc import Mapping
 from pathlib import Path
 
-from rpc_backend_ucx import environment, names, processes, shared_memory
+from rpc_backend_ucx import names, processes, shared_memory
 from rpc_backend_ucx.library import native
+from rpc_backend_ucx.options import BACKEND, UCXRpcBackendOptions
 from rpc_backend_ucx.settings import TRUST, Settings, settings_of
-from rpc_backends_agents.common import variables
+from rpc_backends_agents.engine import variables
 from rpc_backends_cli import Finding, Section
 from rpc_backends_core.spi import RpcBackendsError, interfaces, is_loopback
 
 _INFINIBAND = Path("/dev/infiniband")
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 #: The variables that choose network devices; the first one that is set counts.
-_DEVICES = (environment.NET_DEVICES, "UCX_NET_DEVICES")
+_DEVICES = (UCXRpcBackendOptions.net_devices.variable, "UCX_NET_DEVICES")
 _RDMA = ("rc", "dc", "ud", "ib", "srd")
 _TIMEOUT = 5.0
 
@@ -32,7 +33,7 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
         return Section(
             "ucx", _TITLE, [Finding("problem", "libucx", f"UCX cannot be used: {error}")]
         )
-    for name, close in variables.unknown(environment.BACKEND, environment.VARIABLES, environ):
+    for name, close in variables.unknown(BACKEND, UCXRpcBackendOptions.variables(), environ):
         hint = f"; did you mean {close}?" if close else ""
         findings.append(
             Finding("warning", name, f"UCX does not use this variable{hint}", {"nearest": close})
@@ -132,7 +133,7 @@ def _secret(here: Settings) -> Finding:
     text = (
         "none: every process that can read the group's store can join the group. Make a secret with "
         "`rpc-backends secret --out FILE` and give that file to every worker "
-        f"({environment.SECRET_FILE}=FILE, or the option secret_file)"
+        f"({UCXRpcBackendOptions.secret_file.variable}=FILE, or the option secret_file)"
     )
     return Finding("warning" if here.trusted_network else "note", "secret", text, nowhere)
 
@@ -152,7 +153,7 @@ def _addresses(here: Settings, environ: Mapping[str, str]) -> list[Finding]:
     """Return the addresses on which a worker listens with TCP, and the reason; nothing without TCP."""
     why = next(
         (f"{name}={text}" for name in _DEVICES if (text := variables.text(name, environ))),
-        f"{environment.NET_DEVICES} is not set, so UCX uses all devices",
+        f"{UCXRpcBackendOptions.net_devices.variable} is not set, so UCX uses all devices",
     )
     try:
         used = native().resources(here.config(watches_processes=processes.can_watch()))
@@ -197,7 +198,12 @@ def transports_between_two(here: Settings) -> str:
     try:
         for worker in (0, 1):
             transport = native().Transport(
-                config=config, max_message=1 << 20, poll_time=0, handshake_timeout=_TIMEOUT
+                config=config,
+                max_message=1 << 20,
+                poll_time=0,
+                handshake_timeout=_TIMEOUT,
+                rendezvous=0,
+                device_memory={},
             )
             two.append(transport)
             transport.start(worker, bytes(32))

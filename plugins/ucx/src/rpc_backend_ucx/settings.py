@@ -6,23 +6,15 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Any
 
-from rpc_backend_ucx import environment, names
-from rpc_backends_agents.common import secret, variables
-from rpc_backends_agents.common.errors import ExposureError
-from rpc_backends_agents.common.secret import Secret
+from rpc_backend_ucx import names
+from rpc_backend_ucx.options import BACKEND, UCXRpcBackendOptions
+from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine.errors import ExposureError
+from rpc_backends_agents.engine.secret import Secret
 from rpc_backends_core.spi import SettingError, nearest
 
-if TYPE_CHECKING:
-    from rpc_backend_ucx.options import UCXRpcBackendOptions
-
-#: Seconds. On an idle machine a small call is answered within this time, so the worker still polls when
-#: the next call arrives. Other values were not compared.
-POLL_TIME = 1e-4
-_LONGEST_POLL_TIME = 10.0
-#: Seconds between two checks of peers on other hosts.
-_KEEPALIVE = 1.0
 #: Every worker has these settings. They make UCX notice lost peers over shared memory too, and leave
 #: nothing in /dev/shm.
 _ALWAYS = {
@@ -45,7 +37,8 @@ _USUAL = {
 }
 TRUST = (
     "If only the workers can reach this network, declare that for every worker "
-    f"({environment.TRUSTED_NETWORK}=1, or the option trusted_network=True). Otherwise use ZEROMQ, which "
+    f"({UCXRpcBackendOptions.trusted_network.variable}=1, or the option trusted_network=True). "
+    "Otherwise use ZEROMQ, which "
     "encrypts"
 )
 
@@ -58,20 +51,20 @@ class Settings:
     :ivar trusted_network: whether the user has declared that only workers can reach the network.
     :ivar transports: the names of UCX's transports.
     :ivar net_devices: the names of network devices; None means all.
-    :ivar poll_time: seconds to poll after a message.
     :ivar keepalive: seconds between two checks of peers on other hosts.
     :ivar more: other settings of UCX, by name without ``UCX_``.
     :ivar device_memory: UCX's names of the memory that it moves itself, by torch's types of devices.
+    :ivar native: the options that only the transport in C++ uses, by the names that it gives them.
     """
 
     secret: Secret | None
     trusted_network: bool
     transports: tuple[str, ...]
     net_devices: tuple[str, ...] | None
-    poll_time: float
     keepalive: float
     more: dict[str, str]
     device_memory: dict[str, str]
+    native: dict[str, Any]
 
     def config(self, *, watches_processes: bool) -> list[tuple[str, str]]:
         """Return UCX's settings, by name without ``UCX_``.
@@ -99,32 +92,19 @@ def settings_of(
     :raises SecretError: the secret is invalid, unreadable or ambiguous.
     :raises ExposureError: others could reach the transports, and the network is not trusted.
     """
-    given = options.secret if options else None
-    file = options.secret_file if options else None
-    trusted = options.trusted_network if options else None
-    if trusted is None:
-        trusted = variables.boolean(environment.TRUSTED_NETWORK, environ)
-    asked = options.transports if options else None
-    said_by = f"the option transports={list(asked)}" if asked else ""
-    for name in (environment.TRANSPORTS, "UCX_TLS"):
-        if asked is None and (text := variables.text(name, environ)) is not None:
-            asked, said_by = _transports(name, text), f"{name}={text}"
-    devices = options.net_devices if options else None
-    for name in (environment.NET_DEVICES, "UCX_NET_DEVICES"):
-        if devices is None and (text := variables.text(name, environ)) is not None:
-            devices = tuple(word.strip() for word in text.split(","))
-    poll_time = options.poll_time if options else None
-    device_memory = options.device_memory if options else {}
+    options = UCXRpcBackendOptions() if options is None else options
+    trusted = UCXRpcBackendOptions.trusted_network.resolve(options, environ)
+    transports, said_by = UCXRpcBackendOptions.transports.find(options, environ)
     return Settings(
-        secret=secret.find(environment.BACKEND, given, file, environ),
-        trusted_network=trusted is True,
-        transports=_permitted(asked, said_by, trusted is True, device_memory),
-        net_devices=devices,
-        poll_time=_poll_time(environ) if poll_time is None else poll_time,
-        keepalive=options.keepalive if options else _KEEPALIVE,
+        secret=secret.find(BACKEND, options.secret, options.secret_file, environ),
+        trusted_network=trusted,
+        transports=_permitted(transports, said_by, trusted, options.device_memory),
+        net_devices=UCXRpcBackendOptions.net_devices.resolve(options, environ),
+        keepalive=options.keepalive,
         more={name: value for name, value in _USUAL.items() if f"UCX_{name}" not in environ}
-        | _without_prefix(options.settings if options else {}),
-        device_memory=device_memory,
+        | _without_prefix(options.settings),
+        device_memory=options.device_memory,
+        native=options.native(environ),
     )
 
 
@@ -159,31 +139,6 @@ def _permitted(
             f"{', '.join(private)}. {TRUST}."
         )
     return asked or private
-
-
-def _transports(variable: str, text: str) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(","))
-    for word in words:
-        why = names.wrong_transport(word)
-        if why is not None:
-            raise SettingError(f"{variable}={text!r}: {why}")
-    return words
-
-
-def _poll_time(environ: Mapping[str, str]) -> float:
-    text = variables.text(environment.POLL_TIME, environ)
-    if text is None:
-        return POLL_TIME
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= _LONGEST_POLL_TIME:
-        raise SettingError(
-            f"{environment.POLL_TIME}={text!r} is not a number of seconds from 0 to "
-            f"{_LONGEST_POLL_TIME:g}."
-        )
-    return value
 
 
 def _without_prefix(settings: Mapping[str, str]) -> dict[str, str]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from rpc_backend_ucx import environment, names
+from rpc_backend_ucx import names
+from rpc_backend_ucx.options import UCXRpcBackendOptions
 from rpc_backend_ucx.processes import Process
-from rpc_backends_agents.common.errors import AddressError
+from rpc_backends_agents.engine.errors import AddressError
 
 #: About how many bytes of shared memory UCX takes for one worker under load: 4 MiB at the start, and
 #: more for messages that wait. UCX ends the process if it gets none.
@@ -20,8 +21,9 @@ _POSIX = ("posix", "mm", "sm", "shm", "all")
 #: Transports with which two workers reach each other only through such files.
 _NEED_POSIX = {*names.PRIVATE, *chain.from_iterable(names.DEVICE_TRANSPORTS.values())}
 _TCP = (
-    f"If only the workers can reach the network, use TCP in its place ({environment.TRANSPORTS}=self,tcp "
-    f"and {environment.TRUSTED_NETWORK}=1)"
+    "If only the workers can reach the network, use TCP in its place "
+    f"({UCXRpcBackendOptions.transports.variable}=self,tcp and "
+    f"{UCXRpcBackendOptions.trusted_network.variable}=1)"
 )
 
 

@@ -95,7 +95,9 @@ class Transport:
     def receive(
         self, timeout: float | None = None
     ) -> tuple[str, int, list[memoryview], str] | None:
-        """Return the next event, for tests: its kind ("message", "lost" or "found"), peer, parts, reason.
+        """Return the next event, for tests: its kind, peer, parts, reason.
+
+        The kinds are "message", "lost", "found" and "unsent".
 
         :returns: the event; None after ``timeout`` seconds without one, or once the transport is closed.
         """

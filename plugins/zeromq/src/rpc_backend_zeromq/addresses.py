@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.rendezvous import Rendezvous
-from rpc_backends_agents.common.errors import AddressError, ExposureError
+from rpc_backends_agents.engine.errors import AddressError, ExposureError
 from rpc_backends_core.spi import Interface, interface_of, interfaces, is_loopback, nearest
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)

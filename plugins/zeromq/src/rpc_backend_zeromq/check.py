@@ -7,10 +7,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rpc_backend_zeromq import addresses, environment, identity, policy, settings, unix_sockets
+from rpc_backend_zeromq import addresses, identity, policy, settings, unix_sockets
+from rpc_backend_zeromq.options import BACKEND, ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import Settings
-from rpc_backends_agents.common.errors import AddressError, ExposureError
+from rpc_backends_agents.engine import variables
+from rpc_backends_agents.engine.errors import AddressError, ExposureError
 from rpc_backends_cli import Finding, Section
 from rpc_backends_core.spi import RpcBackendsError
 
@@ -63,7 +65,7 @@ def _try_transport() -> None:
 
 def _variables(environ: Mapping[str, str]) -> list[Finding]:
     findings = []
-    for name, close in environment.unknown(environ):
+    for name, close in variables.unknown(BACKEND, ZeroMQRpcBackendOptions.variables(), environ):
         hint = f"; did you mean {close}?" if close else ""
         findings.append(
             Finding("warning", name, f"ZEROMQ does not use this variable{hint}", {"nearest": close})
@@ -117,7 +119,8 @@ def _addresses(here: Settings, environ: Mapping[str, str]) -> list[Finding]:
             # Debian gives a machine's own name the address 127.0.1.1.
             text += (
                 f". Here {meeting.host} is a loopback address, so workers on other hosts cannot reach "
-                f"this worker. Give all workers the host's address, or set {environment.INTERFACE}"
+                "this worker. Give all workers the host's address, or set "
+                f"{ZeroMQRpcBackendOptions.interface.variable}"
             )
             findings.append(Finding("warning", "address", text, data))
         else:

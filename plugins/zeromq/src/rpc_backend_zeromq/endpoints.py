@@ -8,8 +8,8 @@ from rpc_backend_zeromq import addresses
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.publication import Publication, UnixSocket, parse_tcp
 from rpc_backend_zeromq.unix_sockets import Node
-from rpc_backends_agents.common.errors import AddressError
-from rpc_backends_agents.common.host import Host
+from rpc_backends_agents.engine.errors import AddressError
+from rpc_backends_agents.engine.host import Host
 from rpc_backends_core.spi import is_loopback
 
 

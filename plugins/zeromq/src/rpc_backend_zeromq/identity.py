@@ -6,16 +6,13 @@ name, its addresses, its group and a proof. Only holders of the group's secret c
 
 from __future__ import annotations
 
-from rpc_backend_zeromq import publication as publications
 from rpc_backend_zeromq._native import make_keys
-from rpc_backend_zeromq.environment import BACKEND, ENCRYPTION
+from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.publication import Publication
-from rpc_backends_agents.common import canonical, sealed
-from rpc_backends_agents.common.canonical import MalformedError
-from rpc_backends_agents.common.errors import PublicationError
-from rpc_backends_agents.common.secret import Secret
+from rpc_backends_agents.engine import sealed
+from rpc_backends_agents.engine.errors import PublicationError
+from rpc_backends_agents.engine.secret import Secret
 
-_FORM = sealed.Form(BACKEND, "zeromq", 2, "rpc-backend-zeromq")
 _UNIX_PURPOSE = "unix"
 
 
@@ -40,7 +37,7 @@ def unix_proofs(
     """
 
     def proof(what: str, of: Publication, to: Publication) -> bytes:
-        return sealed.proof_between(_FORM, _UNIX_PURPOSE, what, of, to, secret)
+        return of.proof(_UNIX_PURPOSE, what, to, secret)
 
     return (
         proof("greeting", mine, peer),
@@ -50,43 +47,17 @@ def unix_proofs(
     )
 
 
-def seal(publication: Publication, secret: Secret | None) -> str:
-    """Return the text to write to the store. Without a secret it has no proof."""
-    return sealed.seal(_FORM, canonical.dump(publication), secret)
+def check_encryption(theirs: Publication, *, encryption: bool, reader: str) -> None:
+    """Check that two workers agree on encryption.
 
-
-def open_publication(
-    text: str,
-    secret: Secret | None,
-    *,
-    encryption: bool,
-    reader: str,
-    group: str,
-    worker_id: int,
-    name: str,
-    rank: int | None,
-) -> Publication:
-    """Check and return a record that a worker has written to the store.
-
-    :param secret: this worker's secret.
     :param encryption: whether this worker encrypts.
     :param reader: this worker's name, for messages.
-    :param group: the token of the group that both workers should be in.
-    :param worker_id: the expected worker's id.
-    :param name: the expected worker's name.
-    :param rank: the expected worker's rank; None if unknown.
-    :raises PublicationError: the record cannot be trusted; the text says why and what to do.
+    :raises PublicationError: only one of the two workers encrypts.
     """
-    who = sealed.described(name, rank)
-    payload = sealed.unseal(_FORM, text, secret, name=name, rank=rank, reader=reader)
-    try:
-        found = publications.load(payload)
-    except MalformedError as error:
-        raise PublicationError(f"the address of {who} in the store is invalid: {error}.") from error
-    sealed.check_worker(found, group=group, worker_id=worker_id, name=name, rank=rank)
-    if (found.public_key is not None) != encryption:
-        on, off = (who, f"worker {reader!r}") if found.public_key else (f"worker {reader!r}", who)
+    if (theirs.public_key is not None) != encryption:
+        them, us = sealed.described(theirs.name, theirs.rank), f"worker {reader!r}"
+        on, off = (them, us) if theirs.public_key else (us, them)
         raise PublicationError(
-            f"{on} encrypts and {off} does not. Set encryption, or {ENCRYPTION}, alike for all workers."
+            f"{on} encrypts and {off} does not. Set encryption, or "
+            f"{ZeroMQRpcBackendOptions.encryption.variable}, alike for all workers."
         )
-    return found

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rpc_backend_zeromq.environment import ENCRYPTION, SECRET_FILE, TRUSTED_NETWORK
-from rpc_backends_agents.common.secret import Secret
+from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
+from rpc_backends_agents.engine.secret import Secret
 
 GIVE_A_SECRET = (
     "Make a secret with `rpc-backends secret --out FILE` and give that file to every worker "
-    f"({SECRET_FILE}=FILE, or the option secret_file)"
+    f"({ZeroMQRpcBackendOptions.secret_file.variable}=FILE, or the option secret_file)"
 )
 _TRUST = (
     "if only the workers can reach this network, tell every worker so "
-    f"({TRUSTED_NETWORK}=1, or the option trusted_network=True)"
+    f"({ZeroMQRpcBackendOptions.trusted_network.variable}=1, or the option trusted_network=True)"
 )
 
 
@@ -48,4 +48,7 @@ class Policy:
         """What to do so that the worker may listen on other interfaces."""
         if self.secret is None:
             return f"{GIVE_A_SECRET}; or, {_TRUST}."
-        return f"Leave encryption on ({ENCRYPTION}=1, without the option encryption=False); or, {_TRUST}."
+        return (
+            f"Leave encryption on ({ZeroMQRpcBackendOptions.encryption.variable}=1, without the option "
+            f"encryption=False); or, {_TRUST}."
+        )

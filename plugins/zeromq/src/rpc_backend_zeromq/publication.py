@@ -7,13 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from rpc_backend_zeromq.options import BACKEND
 from rpc_backend_zeromq.unix_sockets import PATH_LIMIT, Node
-from rpc_backends_agents.common import canonical
-from rpc_backends_agents.common.canonical import MAX_GROUP, MAX_ID, MAX_NAME, MalformedError
-from rpc_backends_agents.common.host import Host
+from rpc_backends_agents.engine import canonical, publication, sealed
+from rpc_backends_agents.engine.canonical import MalformedError
 
 _MAX_ENDPOINTS = 8
-_MAX_HOST = 256
 _MAX_PLACE = 256
 _HIGHEST_PORT = 65535
 #: Z85, the alphabet of ZeroMQ's keys (rfc.zeromq.org/spec/32): 40 characters for 32 bytes.
@@ -29,45 +28,48 @@ class UnixSocket:
     node: Node
 
 
-@dataclass(frozen=True)
-class Publication:
+@dataclass(frozen=True, kw_only=True)
+class Publication(publication.Publication):
     """One worker of one group, and where it listens.
 
-    :ivar group: the group's token, unique among all groups, past ones included.
     :ivar tcp: endpoints with numeric addresses, without scopes, the preferred one first.
     :ivar unix: the worker's Unix socket; None if it has none.
     :ivar public_key: the public key of the worker's session (Z85); None without encryption.
-    :ivar max_message_bytes: the size in bytes of the longest message that the worker accepts.
-    :ivar session: 32 hexadecimal digits, unique to the session.
     :ivar place: how the worker's address was found, for messages.
     """
 
-    group: str
-    worker_id: int
-    name: str
-    rank: int
-    host: Host
+    FORM = sealed.Form(BACKEND, "zeromq", 2, "rpc-backend-zeromq")
+
     tcp: tuple[str, ...]
     unix: UnixSocket | None
     public_key: str | None
-    session: str
-    max_message_bytes: int
     place: str
+
+    @classmethod
+    def parse(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of the fields that only ZEROMQ has.
+
+        :raises MalformedError: a value is invalid.
+        """
+        unix, tcp, key = fields["unix"], fields["tcp"], fields["public_key"]
+        if not isinstance(tcp, list) or len(tcp) > _MAX_ENDPOINTS:
+            raise MalformedError(f"its 'tcp' is not a list of at most {_MAX_ENDPOINTS} endpoints")
+        for endpoint in tcp:
+            if not isinstance(endpoint, str) or parse_tcp(endpoint) is None:
+                raise MalformedError(f"its endpoint {_shown(endpoint)} is invalid")
+        if key is not None and (not isinstance(key, str) or not _KEY.fullmatch(key)):
+            raise MalformedError("its 'public_key' is not a key")
+        return {
+            "tcp": tuple(tcp),
+            "unix": None if unix is None else _unix(unix),
+            "public_key": key,
+            "place": _place(fields),
+        }
 
 
 def printable(place: str) -> str:
     """Return ``place`` shortened and without unprintable characters, as a publication may hold it."""
     return "".join(letter if letter.isprintable() else "?" for letter in place[:_MAX_PLACE])
-
-
-def load(text: str) -> Publication:
-    """Parse the JSON of a publication.
-
-    :raises MalformedError: ``text`` is not in the form that :func:`canonical.dump` gives.
-    """
-    publication = _publication(canonical.parse(text))
-    canonical.check_form(publication, text)
-    return publication
 
 
 def parse_tcp(endpoint: str) -> tuple[str, int] | None:
@@ -83,36 +85,6 @@ def parse_tcp(endpoint: str) -> tuple[str, int] | None:
     if port > _HIGHEST_PORT or address.is_unspecified or address.is_multicast:
         return None
     return str(address), port
-
-
-def _publication(data: Any) -> Publication:
-    fields = canonical.fields(data, "it", Publication)
-    unix = fields["unix"]
-    tcp = fields["tcp"]
-    if not isinstance(tcp, list) or len(tcp) > _MAX_ENDPOINTS:
-        raise MalformedError(f"its 'tcp' is not a list of at most {_MAX_ENDPOINTS} endpoints")
-    for endpoint in tcp:
-        if not isinstance(endpoint, str) or parse_tcp(endpoint) is None:
-            raise MalformedError(f"its endpoint {_shown(endpoint)} is invalid")
-    key = fields["public_key"]
-    if key is not None and (not isinstance(key, str) or not _KEY.fullmatch(key)):
-        raise MalformedError("its 'public_key' is not a key")
-    host = canonical.fields(fields["host"], "its 'host'", Host)
-    return Publication(
-        group=canonical.text(fields, "group", MAX_GROUP),
-        worker_id=canonical.number(fields, "worker_id", MAX_ID),
-        name=canonical.text(fields, "name", MAX_NAME),
-        rank=canonical.number(fields, "rank", MAX_ID),
-        host=Host(
-            canonical.text(host, "kernel", _MAX_HOST), canonical.text(host, "network", _MAX_HOST)
-        ),
-        tcp=tuple(tcp),
-        unix=None if unix is None else _unix(unix),
-        public_key=key,
-        session=canonical.session(fields),
-        max_message_bytes=canonical.number(fields, "max_message_bytes", 2**63 - 1),
-        place=_place(fields),
-    )
 
 
 def _place(fields: dict[str, Any]) -> str:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rpc_backend_zeromq import environment, ports
 from rpc_backend_zeromq.addresses import Wanted
+from rpc_backend_zeromq.options import BACKEND, ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.ports import Ports
-from rpc_backends_agents.common import secret
+from rpc_backends_agents.engine import secret
 from rpc_backends_core.spi import SettingError
-
-if TYPE_CHECKING:
-    from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 
 
 @dataclass(frozen=True)
@@ -41,32 +37,19 @@ def settings_of(
     :raises SettingError: an environment variable has an invalid value.
     :raises SecretError: the secret is invalid, unreadable or ambiguous.
     """
-
-    def boolean(option: bool | None, variable: str) -> bool | None:
-        return environment.boolean(variable, environ) if option is None else option
-
-    given, file, encryption, trusted, port_range, unix = (
-        (None,) * 6
-        if options is None
-        else (
-            options.secret,
-            options.secret_file,
-            options.encryption,
-            options.trusted_network,
-            options.ports,
-            options.unix_sockets,
-        )
-    )
-    encryption = boolean(encryption, environment.ENCRYPTION)
+    options = ZeroMQRpcBackendOptions() if options is None else options
+    encryption = ZeroMQRpcBackendOptions.encryption.resolve(options, environ)
     return Settings(
         policy=Policy(
-            secret=secret.find(environment.BACKEND, given, file, environ),
+            secret=secret.find(BACKEND, options.secret, options.secret_file, environ),
             encryption=encryption is not False,
-            trusted_network=boolean(trusted, environment.TRUSTED_NETWORK) is True,
+            trusted_network=ZeroMQRpcBackendOptions.trusted_network.resolve(options, environ),
         ),
         wanted=_wanted(options, environ),
-        ports=port_range or _ports(environ),
-        unix_sockets=_unix_sockets(encryption, boolean(unix, environment.UNIX_SOCKETS)),
+        ports=ZeroMQRpcBackendOptions.ports.resolve(options, environ),
+        unix_sockets=_unix_sockets(
+            encryption, ZeroMQRpcBackendOptions.unix_sockets.resolve(options, environ)
+        ),
     )
 
 
@@ -81,40 +64,25 @@ def _unix_sockets(encryption: bool | None, wanted: bool | None) -> bool | None:
         raise SettingError(
             "both encryption and Unix sockets are requested, but Unix sockets are not encrypted: only "
             "processes of this user can use them. Leave out either encryption=True "
-            f"({environment.ENCRYPTION}) or unix_sockets=True ({environment.UNIX_SOCKETS})."
+            f"({ZeroMQRpcBackendOptions.encryption.variable}) or unix_sockets=True "
+            f"({ZeroMQRpcBackendOptions.unix_sockets.variable})."
         )
     return False
 
 
-def _wanted(options: ZeroMQRpcBackendOptions | None, environ: Mapping[str, str]) -> Wanted:
-    if options is not None and options.address is not None:
-        return Wanted(address=options.address, said_by=f"the option address={options.address!r}")
-    if options is not None and options.interface is not None:
-        return Wanted(
-            interface=options.interface, said_by=f"the option interface={options.interface!r}"
-        )
-    address = environment.text(environment.ADDRESS, environ)
-    interface = environment.text(environment.INTERFACE, environ)
+def _wanted(options: ZeroMQRpcBackendOptions, environ: Mapping[str, str]) -> Wanted:
+    # Where the program says where to listen, the variables do not count.
+    source = {} if options.address is not None or options.interface is not None else environ
+    address, said_by = ZeroMQRpcBackendOptions.address.find(options, source)
+    interface, interface_said_by = ZeroMQRpcBackendOptions.interface.find(options, source)
     if address is not None and interface is not None:
         raise SettingError(
-            f"{environment.ADDRESS}={address!r} and {environment.INTERFACE}={interface!r} are both set; "
+            f"{ZeroMQRpcBackendOptions.address.variable}={address!r} and "
+            f"{ZeroMQRpcBackendOptions.interface.variable}={interface!r} are both set; "
             "each sets where to listen, so unset one."
         )
     if address is not None:
-        return Wanted(address=address, said_by=f"{environment.ADDRESS}={address}")
+        return Wanted(address=address, said_by=said_by)
     if interface is not None:
-        return Wanted(interface=interface, said_by=f"{environment.INTERFACE}={interface}")
+        return Wanted(interface=interface, said_by=interface_said_by)
     return Wanted()
-
-
-def _ports(environ: Mapping[str, str]) -> Ports | None:
-    text = environment.text(environment.PORTS, environ)
-    if text is None:
-        return None
-    parsed = ports.parse(text)
-    if parsed is None:
-        raise SettingError(
-            f"{environment.PORTS}={text!r} is neither a port nor a range of ports. Example: "
-            f"{environment.PORTS}=5000-5100"
-        )
-    return parsed

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpc_backends_agents.common.errors import AddressError
+from rpc_backends_agents.engine.errors import AddressError
 
 #: The longest path of a socket, in bytes: Linux has 108, including the terminating zero.
 PATH_LIMIT = 107

@@ -105,7 +105,7 @@ class Variant:
             "last_import": "" if cpp else _IMPORT,
             "security": _SECURITY[self.kind],
             "needs_compiler": _NEEDS_COMPILER if cpp else "",
-            "option_rows": _ADDRESS_ROW if self.kind.has_transport else "",
+            "option_rows": _OPTION_ROWS if self.kind.has_transport else "",
             "files": _FILES[self.kind],
             "test_files": _TEST_FILES if self.kind.has_transport else "",
             "install": "pip install --no-build-isolation" if cpp else "pip install",
@@ -116,9 +116,7 @@ class Variant:
             "build_backend": "setuptools.build_meta" if cpp else "hatchling.build",
             "release_env": _RELEASE_ENV if cpp else "",
             "release_build": _RELEASE_CPP if cpp else _RELEASE,
-            "dynamic": "            Capability.DYNAMIC_GROUPS,\n" if self.dynamic_groups else "",
-            "refusal": "" if self.dynamic_groups else _REFUSAL,
-            "raises": "" if self.dynamic_groups else _RAISES,
+            "dynamic_groups": "" if self.dynamic_groups else "    dynamic_groups=False,\n",
             "dynamic_test": _DYNAMIC_TEST if self.dynamic_groups else _STATIC_TEST,
             "import_pytest": "" if self.dynamic_groups else "import pytest\n",
             "pythons": _quoted(PYTHONS),
@@ -187,9 +185,13 @@ _NEEDS_COMPILER = (
     " The second one compiles C++\n"
     "against the installed headers, so it needs a compiler, and `--no-build-isolation`."
 )
-_ADDRESS_ROW = (
-    "| `address` | 127.0.0.1 | this machine's address, at which other workers reach it |\n"
-)
+_OPTION_ROWS = """\
+| `address` | 127.0.0.1 | this machine's address, at which other workers reach it |
+| `max_message_bytes` | 16 GiB | the longest message that a worker accepts |
+| `max_unanswered_bytes` | 1 GiB | bytes of unanswered calls to a worker; then further calls wait |
+| `device_maps` | none | by callee, a map from this worker's devices to the callee's |
+| `devices` | those in the maps | the accelerators of this worker that RPC may use |
+"""
 _FILES = {
     Kind.TENSORPIPE: "",
     Kind.PYTHON: "| `src/%%{package}/transport.py` | the transport: how messages are sent |\n",
@@ -226,13 +228,6 @@ _RELEASE_CPP = """\
       - run: python -m build --sdist --no-isolation
 """
 
-_REFUSAL = """\
-    if not world_size:
-        raise ValueError(f"{NAME} has no dynamic groups. Pass world_size to init_rpc.")
-"""
-_RAISES = """\
-    :raises ValueError: the program asks for a dynamic group.
-"""
 _STATIC_TEST = """
 
 

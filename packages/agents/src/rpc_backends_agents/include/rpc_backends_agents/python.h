@@ -3,9 +3,12 @@
 
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +18,8 @@
 #include <utility>
 
 #include "rpc_backends_agents/callback_thread.h"
+#include "rpc_backends_agents/gated_transport.h"
+#include "rpc_backends_agents/part_buffer.h"
 #include "rpc_backends_agents/transport.h"
 
 namespace rpc_backends {
@@ -32,6 +37,18 @@ inline const char* name_of(Event::Kind kind) {
       return "unsent";
   }
   throw TransportError("an event has an unknown kind");
+}
+
+// Returns an event as Python sees it: kind, peer, parts as memoryviews, reason. Call bind_part() for the module.
+inline pybind11::tuple tuple_of(Event& event) {
+  pybind11::list parts;
+  for (Part& part : event.parts) {
+    parts.append(pybind11::memoryview(pybind11::cast(std::move(part))));
+  }
+  // The reason may quote untrusted data.
+  const auto reason = pybind11::reinterpret_steal<pybind11::str>(
+      PyUnicode_DecodeUTF8(event.reason.data(), static_cast<Py_ssize_t>(event.reason.size()), "backslashreplace"));
+  return pybind11::make_tuple(name_of(event.kind), event.peer, parts, reason);
 }
 
 // Releases the GIL if this thread holds it. close() waits for threads that may need the GIL.
@@ -202,12 +219,61 @@ inline CallbackThread::OnRefused refused_callback(const pybind11::object& functi
   };
 }
 
+// Returns the next event; None after `timeout` seconds without one, or once the transport is closed. Waits in slices,
+// so that Ctrl-C works.
+template <typename Base>
+pybind11::object receive_tuple(ClosedAtExit<Base>& transport, std::optional<double> timeout) {
+  using Clock = GatedTransport::Clock;
+  constexpr std::chrono::milliseconds slice{100};
+  const auto deadline =
+      timeout ? Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*timeout))
+              : Clock::time_point::max();
+  for (;;) {
+    Event event;
+    Received received{};
+    {
+      const pybind11::gil_scoped_release release;
+      received = transport.receive_until(event, std::min(deadline, Clock::now() + slice));
+      ClosedAtExit<Base>::stay_if_exiting();
+    }
+    if (received == Received::kEvent) {
+      return tuple_of(event);
+    }
+    if (received == Received::kClosed || Clock::now() >= deadline) {
+      return pybind11::none();
+    }
+    if (PyErr_CheckSignals() != 0) {
+      throw pybind11::error_already_set();
+    }
+  }
+}
+
 // Returns the object through which an agent uses the transport.
 inline pybind11::capsule capsule_of(const std::shared_ptr<Transport>& transport) {
   auto* const held = new std::shared_ptr<Transport>(transport);
   return pybind11::capsule(held, kTransportCapsule, [](PyObject* capsule) {
     delete static_cast<std::shared_ptr<Transport>*>(PyCapsule_GetPointer(capsule, kTransportCapsule));
   });
+}
+
+// Makes the Python class of a transport, with the methods that all transports have: forget, reject, receive, close,
+// metrics, and the capsule. Also binds parts and TransportError.
+template <typename Base>
+auto bind_transport(pybind11::module_& module) {
+  namespace py = pybind11;
+  using Bound = ClosedAtExit<Base>;
+  using release = py::call_guard<py::gil_scoped_release>;
+  py::register_local_exception<TransportError>(module, "TransportError", PyExc_RuntimeError);
+  bind_part(module);
+  auto bound = py::class_<Bound, std::shared_ptr<Bound>>(module, "Transport")
+                   .def("forget", &Bound::forget, py::arg("peer"), release())
+                   .def("reject", &Bound::reject, py::arg("peer"), py::arg("reason"), release())
+                   .def("receive", &receive_tuple<Base>, py::arg("timeout") = py::none())
+                   .def("close", &Bound::close, py::arg("linger"), release())
+                   .def("metrics", &Bound::metrics, release())
+                   .def("__rpc_transport__", [](const std::shared_ptr<Bound>& self) { return capsule_of(self); });
+  Bound::close_all_at_exit();
+  return bound;
 }
 
 }  // namespace rpc_backends

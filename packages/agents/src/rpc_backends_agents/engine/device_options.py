@@ -1,4 +1,4 @@
-"""The options ``device_maps`` and ``devices``, as torch's TENSORPIPE has them."""
+"""Checks of the options ``device_maps`` and ``devices``, as torch's TENSORPIPE has them."""
 
 from __future__ import annotations
 
@@ -7,48 +7,9 @@ from typing import Any
 
 import torch
 
-from rpc_backends_agents.common.option_checks import OptionChecks, StrictOptions
+from rpc_backends_agents.engine.option_checks import OptionChecks
 
 DeviceMap = dict[torch.device, torch.device]
-
-
-class DeviceOptions(StrictOptions):
-    """Options with device maps. Torch's two methods add to them until RPC starts.
-
-    :ivar device_maps: by callee, a map from this worker's devices to the callee's devices.
-    :ivar devices: the accelerators of this worker that RPC may use; an empty list means those in the
-        device maps of this worker and of its callers.
-    """
-
-    device_maps: dict[str, DeviceMap]
-    devices: list[torch.device]
-
-    def set_device_map(self, to: str, device_map: Mapping[Any, Any]) -> None:
-        """Add to the device map for a callee.
-
-        :raises ValueError: a device is mapped to another one already, or the argument maps two devices
-            to one.
-        :raises RuntimeError: torch knows no such device.
-        :raises TypeError: the argument is not a map of devices.
-        """
-        checks = OptionChecks(self.BACKEND)
-        added = check_device_maps(checks, {to: device_map})[to]
-        known = self.device_maps.get(to, {})
-        for mine, theirs in added.items():
-            if known.get(mine, theirs) != theirs:
-                raise ValueError(
-                    f"`set_device_map` only supports 1-to-1 mapping, trying to map {mine} to {theirs} "
-                    f"and {known[mine]} for {to!r}."
-                )
-        # As in torch, two calls may map two devices to one: then `init_rpc` fails.
-        self.device_maps[to] = {**known, **added}
-
-    def set_devices(self, devices: Iterable[Any]) -> None:
-        """Set the accelerators of this worker that RPC may use.
-
-        :raises ValueError, TypeError: an entry is not an accelerator.
-        """
-        self.devices[:] = check_devices(OptionChecks(self.BACKEND), devices)
 
 
 def check_device_maps(checks: OptionChecks, value: Any) -> dict[str, DeviceMap]:

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rpc_backends_agents.common import variables
-from rpc_backends_agents.common.errors import SecretError
+from rpc_backends_agents.engine import variables
+from rpc_backends_agents.engine.errors import SecretError
 
 PREFIX = "rpcsecret1-"
 _BYTES = 32

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rpc_backends_agents.common.variables import logger_of
+from rpc_backends_agents.engine.variables import logger_of
 
 #: Seconds after a warning during which further refusals are only counted.
 _PAUSE = 10.0

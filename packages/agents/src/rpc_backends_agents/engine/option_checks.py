@@ -1,51 +1,16 @@
-"""Options that are checked when they are made and do not change later, and the checks."""
+"""Checks of the values of options. A check returns the value, or says what is wrong with it."""
 
 from __future__ import annotations
 
 import math
 import numbers
 import os
-from typing import Any, Self
+from typing import Any
 
-from torch.distributed.rpc import RpcBackendOptions
-
-from rpc_backends_agents.common import secret
-from rpc_backends_agents.common.secret import Secret
-from rpc_backends_core.spi import check_option_names
+from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine.secret import Secret
 
 _MOST_BYTES = 1 << 61
-
-
-class StrictOptions(RpcBackendOptions):
-    """The base class of a backend's options.
-
-    As with torch's options, only ``rpc_timeout`` and ``init_method`` can be changed later, and the
-    options cannot be pickled.
-
-    :cvar BACKEND: the name of the backend.
-    """
-
-    BACKEND = ""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make the options; :raises TypeError: an option is unknown."""
-        check_option_names(cls.BACKEND, cls.__init__, kwargs)
-        return super().__new__(cls, *args, **kwargs)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("rpc_timeout", "init_method"):
-            raise AttributeError(
-                f"{name} cannot be changed on existing {self.BACKEND} options; pass it when you create "
-                "them. Only rpc_timeout and init_method can be changed."
-            )
-        super().__setattr__(name, value)
-
-    def __repr__(self) -> str:
-        shown = {"rpc_timeout": self.rpc_timeout, "init_method": self.init_method, **self.__dict__}
-        values = ", ".join(
-            f"{name}={value!r}" for name, value in shown.items() if value is not None
-        )
-        return f"{type(self).__name__}({values})"
 
 
 class OptionChecks:
@@ -63,9 +28,9 @@ class OptionChecks:
             f"{name}={value!r} is of type {type(value).__name__}; {self.backend} needs {wanted}."
         )
 
-    def boolean(self, name: str, value: object) -> bool | None:
-        """Check a bool, or None."""
-        if value is None or isinstance(value, bool):
+    def boolean(self, name: str, value: object) -> bool:
+        """Check a bool."""
+        if isinstance(value, bool):
             return value
         raise self.wrong_type(name, value, "True or False")
 
@@ -104,22 +69,16 @@ class OptionChecks:
             raise ValueError(f"{name}={value!r} is empty; {self.backend} needs {meaning}.")
         return value.strip()
 
-    def optional_text(self, name: str, value: object, meaning: str) -> str | None:
-        """Check a str that is not empty, or None."""
-        return None if value is None else self.text(name, value, meaning)
-
-    def path(self, name: str, value: object) -> str | None:
-        """Check the path of a file, or None."""
+    def path(self, name: str, value: object) -> str:
+        """Check the path of a file."""
         path = os.fspath(value) if isinstance(value, os.PathLike) else value
-        return None if value is None else self.text(name, path, "the path of a file")
+        return self.text(name, path, "the path of a file")
 
-    def secret(self, value: object) -> Secret | None:
-        """Check the text of a secret, or None."""
-        if value is None:
-            return None
+    def secret(self, name: str, value: object) -> Secret:
+        """Check the text of a secret."""
         if not isinstance(value, str):
             # The message leaves out the value: it may be a secret, for example as bytes.
             raise TypeError(
-                f"secret is of type {type(value).__name__}; {self.backend} needs a str."
+                f"{name} is of type {type(value).__name__}; {self.backend} needs a str."
             )
-        return secret.parse(value, "the option secret")
+        return secret.parse(value, f"the option {name}")

@@ -1,5 +1,5 @@
-// Detects whether this process was forked from the process that created an object. A forked child has an agent's memory
-// but not its threads, so it must neither use nor destroy the agent.
+// Detects whether this process was forked from the process that created an object. A forked child has the memory of an
+// agent or transport but not its threads, so it must neither use nor destroy it.
 #pragma once
 
 #include <pthread.h>

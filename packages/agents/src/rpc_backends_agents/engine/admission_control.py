@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from rpc_backends_agents.common.refusals import Refusals
-from rpc_backends_agents.common.variables import logger_of
+from rpc_backends_agents.engine.refusals import Refusals
+from rpc_backends_agents.engine.variables import logger_of
 
 #: Seconds between two lookups. Unknown processes cannot cause more, however many connect.
 _PAUSE = 0.05

@@ -12,9 +12,9 @@ import secrets
 from dataclasses import dataclass
 from typing import Protocol
 
-from rpc_backends_agents.common import canonical
-from rpc_backends_agents.common.errors import PublicationError
-from rpc_backends_agents.common.secret import Secret, file_variable
+from rpc_backends_agents.engine import canonical
+from rpc_backends_agents.engine.errors import PublicationError
+from rpc_backends_agents.engine.secret import Secret, file_variable
 
 _SEALED, _OPEN = "sealed", "open"
 _PURPOSE = "publication"

@@ -27,17 +27,14 @@ def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
     return environ.get(name, "").strip() or None
 
 
-def boolean(name: str, environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Return the value of a boolean variable; None if it is unset or empty.
+def parse_boolean(name: str, text: str) -> bool:
+    """Return the value of a boolean variable.
 
     :raises SettingError: the value is neither true nor false.
     """
-    value = text(name, environ)
-    if value is None:
-        return None
-    if value.lower() in _TRUE | _FALSE:
-        return value.lower() in _TRUE
-    raise SettingError(f"{name}={value!r} is neither true nor false. Set it to 1 or 0.")
+    if text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    raise SettingError(f"{name}={text!r} is neither true nor false. Set it to 1 or 0.")
 
 
 def unknown(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rpc_backends_agents.common import secret
+from rpc_backends_agents.engine import secret
 from rpc_backends_cli import Failure, debug_option, json_option, print_json
 
 #: The backends whose workers can share a secret.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from dataclasses import asdict
 from typing import Any
 
 #: Bytes of the longest JSON that is parsed: many times what any worker writes.
@@ -23,7 +23,7 @@ class MalformedError(ValueError):
 
 def dump(value: Any) -> str:
     """Return the canonical JSON of a dataclass: sorted keys, no white space, ASCII."""
-    return json.dumps(asdict(value), sort_keys=True, separators=(",", ":"))
+    return json.dumps(dataclasses.asdict(value), sort_keys=True, separators=(",", ":"))
 
 
 def parse(text: str) -> Any:
@@ -53,7 +53,9 @@ def fields(data: Any, what: str, of: type) -> dict[str, Any]:
 
     :raises MalformedError: it has others.
     """
-    if not isinstance(data, dict) or data.keys() != of.__dataclass_fields__.keys():  # type: ignore[attr-defined]
+    if not isinstance(data, dict) or data.keys() != {
+        field.name for field in dataclasses.fields(of)
+    }:
         raise MalformedError(f"{what} does not have the fields of a {of.__name__}")
     return data
 

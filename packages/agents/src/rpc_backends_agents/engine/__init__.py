@@ -1,0 +1,77 @@
+"""The engine kit: options that are declared once, and transports whose peers prove themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rpc_backends_agents.engine.guarded_transport import HANDSHAKE_TIMEOUT, GuardedTransport
+    from rpc_backends_agents.engine.handlers import CAPABILITIES, engine_backend, init_handler
+    from rpc_backends_agents.engine.kinds import (
+        INTEGER,
+        PATH,
+        SECRET,
+        YES_OR_NO,
+        Kind,
+        seconds,
+        text,
+    )
+    from rpc_backends_agents.engine.option_checks import OptionChecks
+    from rpc_backends_agents.engine.options import (
+        DeclaredOptions,
+        EngineOptions,
+        GuardedOptions,
+        Option,
+        VariableOption,
+        construct_handler,
+    )
+    from rpc_backends_agents.engine.publication import Publication
+
+__all__ = [
+    "CAPABILITIES",
+    "HANDSHAKE_TIMEOUT",
+    "INTEGER",
+    "PATH",
+    "SECRET",
+    "YES_OR_NO",
+    "DeclaredOptions",
+    "EngineOptions",
+    "GuardedOptions",
+    "GuardedTransport",
+    "Kind",
+    "Option",
+    "OptionChecks",
+    "Publication",
+    "VariableOption",
+    "construct_handler",
+    "engine_backend",
+    "init_handler",
+    "seconds",
+    "text",
+]
+
+#: The module of each name. They are imported at first use: most of them import torch.
+_MODULES = {
+    "guarded_transport": ("HANDSHAKE_TIMEOUT", "GuardedTransport"),
+    "handlers": ("CAPABILITIES", "engine_backend", "init_handler"),
+    "kinds": ("INTEGER", "PATH", "SECRET", "YES_OR_NO", "Kind", "seconds", "text"),
+    "option_checks": ("OptionChecks",),
+    "options": (
+        "DeclaredOptions",
+        "EngineOptions",
+        "GuardedOptions",
+        "Option",
+        "VariableOption",
+        "construct_handler",
+    ),
+    "publication": ("Publication",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

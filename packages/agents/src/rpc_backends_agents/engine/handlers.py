@@ -1,0 +1,109 @@
+"""The init handler of an engine, and its ``Backend`` record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch.distributed as dist
+
+from rpc_backends_agents.engine.options import EngineOptions
+from rpc_backends_agents.start import Settings, start_agent
+from rpc_backends_core.spi import Backend, Capability, Group, group_for
+
+#: What the agent provides on each transport that reports lost peers.
+CAPABILITIES = frozenset(
+    {
+        Capability.STATIC_GROUPS,
+        Capability.DYNAMIC_GROUPS,
+        Capability.REJOIN,
+        Capability.DEVICES,
+        Capability.DEVICE_MAPS,
+        Capability.TORCHSCRIPT,
+        Capability.PEER_LOSS_DETECTION,
+        Capability.STRICT_OPTIONS,
+        Capability.CLEAN_SHUTDOWN,
+        Capability.JOIN_RECOVERY,
+    }
+)
+
+
+def engine_backend(
+    construct: Callable[..., EngineOptions],
+    init: Callable[..., Any],
+    options_type: type[EngineOptions],
+    make_transport: Callable[[Any, Group], Any],
+    *,
+    description: str,
+    capabilities: Iterable[Capability] = (),
+    dynamic_groups: bool = True,
+) -> Backend:
+    """Return the record of an engine.
+
+    :param construct: the construct handler, from :func:`construct_handler`.
+    :param init: the init handler, from :func:`init_handler`.
+    :param make_transport: makes the transport of one worker from its options and its group.
+    :param description: one line for ``rpc-backends list``.
+    :param capabilities: what the transport provides beyond :data:`CAPABILITIES`.
+    :param dynamic_groups: whether workers may join and leave at any time.
+    """
+    lacks = frozenset() if dynamic_groups else {Capability.DYNAMIC_GROUPS}
+    return Backend(
+        construct_rpc_backend_options_handler=construct,
+        init_backend_handler=init,
+        options_type=options_type,
+        make_transport=make_transport,
+        capabilities=(CAPABILITIES - lacks) | frozenset(capabilities),
+        description=description,
+        spi_version=(1, 1),
+    )
+
+
+def init_handler(
+    options_type: type[EngineOptions],
+    make_transport: Callable[[Any, Group], Any],
+    *,
+    dynamic_groups: bool = True,
+) -> Callable[..., Any]:
+    """Return the handler that starts an agent on an engine's transport.
+
+    :param make_transport: makes the transport of one worker from its options and its group.
+    :param dynamic_groups: whether workers may join and leave at any time; if not, a program that asks for
+        a dynamic group gets a ValueError.
+    """
+
+    def init_backend(
+        store: Any,
+        name: str,
+        rank: int,
+        world_size: int | None,
+        rpc_backend_options: Any,
+        group: Group | None = None,
+    ) -> Any:
+        if not isinstance(store, dist.Store):
+            raise TypeError(f"store is {store!r}; it must be a torch.distributed.Store.")
+        options = rpc_backend_options
+        if not isinstance(options, options_type):
+            raise TypeError(
+                f"rpc_backend_options is a {type(options).__name__}; {options_type.BACKEND} takes "
+                f"only {options_type.__name__}."
+            )
+        if world_size is None and not dynamic_groups:
+            raise ValueError(
+                f"{options_type.BACKEND} has no dynamic groups. Pass world_size to init_rpc."
+            )
+        joined = group_for(store, name, rank, world_size, options, options_type.BACKEND, group)
+        return start_agent(make_transport(options, joined), joined, Settings.of(options))
+
+    init_backend.__module__ = options_type.__module__.rpartition(".")[0] + ".handlers"
+    init_backend.__qualname__ = init_backend.__name__
+    init_backend.__doc__ = f"""Start an agent of {options_type.BACKEND} in a group.
+
+    The group is static, or dynamic if ``world_size`` is None.
+
+    :param group: the group that ``init_rpc`` has formed. If None, the worker forms or joins one through
+        ``store``.
+    :returns: the agent, started and installed as the current one.
+    :raises TypeError: ``store`` or ``rpc_backend_options`` has the wrong type.
+    """
+    return init_backend
