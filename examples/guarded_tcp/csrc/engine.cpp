@@ -1,7 +1,6 @@
 // The engine of GUARDED_TCP. Each caller has a connection of its own to the callee, which begins with a proof and then
 // carries its requests, and their replies the other way. Each connection has a thread that reads and one that writes.
 #include <deque>
-#include <future>
 #include <list>
 #include <map>
 
@@ -16,6 +15,7 @@ using namespace rpc_backends;
 namespace {
 
 constexpr int kHandshakeSeconds = 10;
+constexpr int kPending = -2;  // the owner of a proof is being looked up
 using Lock = std::unique_lock<std::mutex>;
 
 struct Peer {
@@ -214,20 +214,19 @@ class TcpEngine final : public GatedTransport::Engine {
     stream::limit_reads(link->socket.get(), kHandshakeSeconds);
     stream::receive_all(link->socket.get(), proof.data(), proof.size());
     stream::limit_reads(link->socket.get(), 0);
-    const auto promise = std::make_shared<std::promise<std::optional<int>>>();
-    auto owner = promise->get_future();
-    // A promise that is dropped at close() makes get() throw.
-    callbacks_.look_up(proof, [promise = promise](auto peer) { promise->set_value(peer); });
-    if (owner.wait_for(std::chrono::seconds(2 * kHandshakeSeconds)) != std::future_status::ready) {
-      throw TransportError("it could not be looked up");
-    }
-    const std::optional<int> peer = owner.get();
-    if (!peer) {
+    const auto owner = std::make_shared<int>(kPending);
+    const bool asked = callbacks_.look_up(proof, [this, link, owner](std::optional<int> peer) {
+      const Lock lock(mutex_);
+      *owner = peer.value_or(-1);
+      link->changed.notify_all();
+    });
+    Lock lock(mutex_);
+    link->changed.wait(lock, [&] { return !asked || *owner != kPending || link->finishing; });
+    if (*owner < 0) {
       throw TransportError("it does not belong to this group");
     }
-    const Lock lock(mutex_);
-    link->peer = *peer;
-    current_[{*peer, true}] = link;
+    link->peer = *owner;
+    current_[{*owner, true}] = link;
   }
 
   void write_all(Link& link) {

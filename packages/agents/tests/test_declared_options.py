@@ -116,6 +116,15 @@ def test_a_subclass_has_its_own_variables() -> None:
     assert EngineOptions.variables() == {}
 
 
+def test_a_subclass_may_have_its_own_constructor() -> None:
+    class Careful(Options):
+        def __init__(self, limit: float) -> None:
+            super().__init__(limit=limit, careful=True)
+
+    options = Careful(limit=7)
+    assert (options.limit, options.careful, options.BACKEND) == (7, True, "MADE_UP")
+
+
 def test_only_torchs_two_options_can_be_changed() -> None:
     options = Options()
     options.rpc_timeout = 5

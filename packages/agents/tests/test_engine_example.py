@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import shutil
 import subprocess
 import sys
@@ -52,3 +53,15 @@ def test_a_worker_with_another_secret_is_refused(example: Path, tmp_path: Path) 
                 backend="GUARDED_TCP",
                 only={rank: {"secret": secret.generate()} for rank in range(2)},
             )
+
+
+@pytest.mark.thorough
+def test_the_engine_conforms(example: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rpc_backends_cli", "conformance", "GUARDED_TCP", "--jobs", "2"],
+        env={**os.environ, "PYTHONPATH": str(example)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "GUARDED_TCP conforms" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]

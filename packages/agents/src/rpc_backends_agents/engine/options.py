@@ -211,7 +211,10 @@ class DeclaredOptions(RpcBackendOptions):
                 setattr(cls, name, option)
             elif name in own:
                 delattr(cls, name)  # the attribute is torch's
-        cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
+        if "__init__" not in vars(
+            cls
+        ):  # a program may derive options with a constructor of its own
+            cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
         cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{cls.parameters_in_words()}"
 
     _TYPES: ClassVar[dict[str, str]] = {}
