@@ -55,7 +55,7 @@ QUICK := not slow and not thorough and not installed and not torch_suites and no
 # A name made from TORCH, so that another TORCH has another stamp file.
 TORCH_ID = $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo docs reports test test-all test-quick test-lowest matrix lint typecheck format wheels release-check soak bench clean
+.PHONY: help setup demo docs reports test test-all test-cpp test-cpp-sanitized fuzz test-quick test-lowest matrix lint typecheck format wheels release-check soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -78,10 +78,10 @@ reports: setup  ## run the conformance suite on our backends, and make docs/back
 	$(BIN)/python docs/_ext/backend_index.py
 
 test: LESS := and not thorough
-test: lint typecheck  ## lint, type checks, torch's suites and our tests (30 min on two cores)
+test: lint typecheck test-cpp  ## lint, type checks, torch's suites and our tests (30 min on two cores)
 	$(run_tests)
 
-test-all: lint typecheck  ## the same and the long tests: whole suites, the soak test, large groups (75 min)
+test-all: lint typecheck test-cpp  ## the same and the long tests: whole suites, the soak test, large groups (75 min)
 	$(run_tests)
 
 # Each stage runs even if an earlier one has failed. Stages whose tests mostly wait run three at a time.
@@ -110,6 +110,27 @@ define run_tests
 	$(BIN)/python -m pytest -m "whole_suite $(LESS)" -v --durations=5 $(PYTEST_ARGS) \
 	    || $(NONE_CHOSEN) failed="$${failed:+$$failed and }the conformance suite"; \
 	if [ "$$failed" ]; then echo "error: failed: $$failed; see above" >&2; exit 1; fi
+endef
+
+test-cpp: setup  ## the unit tests of the C++ (seconds, after a build of two minutes)
+	$(call cpp_tests,release)
+
+test-cpp-sanitized: setup  ## the same with AddressSanitizer and UndefinedBehaviorSanitizer, and with ThreadSanitizer (10 min)
+	$(call cpp_tests,asan)
+	$(call cpp_tests,tsan)
+
+fuzz: setup  ## fuzz each parser in C++ for a minute (FUZZ_SECONDS=60)
+	PATH="$(abspath $(BIN)):$$PATH" FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) tests/fuzz/run.sh all
+
+# CMake builds them beside the wheels' files, in build/cpp. GoogleTest comes from the system, as the compiler does.
+define cpp_tests
+	@echo "==> ctest: unit tests of the C++ ($(1))"
+	@[ -e /usr/src/googletest/CMakeLists.txt ] || \
+	    { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q libgtest-dev; } || { \
+	    echo "error: no sources of GoogleTest here. On Debian and Ubuntu: apt install libgtest-dev" >&2; exit 1; }
+	@PATH="$(abspath $(BIN)):$$PATH" cmake --preset $(1) -DPython_EXECUTABLE="$(abspath $(BIN))/python" >/dev/null
+	@$(BIN)/cmake --build --preset $(1) --target unit_tests -- --quiet
+	@$(BIN)/ctest --preset $(1)
 endef
 
 test-quick: setup  ## the tests that take at most a few seconds each (3 min)
