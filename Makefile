@@ -56,7 +56,7 @@ QUICK := not slow and not thorough and not installed and not torch_suites and no
 # A name made from TORCH, so that another TORCH has another stamp file.
 TORCH_ID = $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo docs reports test test-all stages test-quick test-lowest matrix lint typecheck format wheels release-check soak bench clean
+.PHONY: help setup demo docs reports test test-all test-cpp test-cpp-sanitized fuzz stages test-quick test-lowest matrix lint typecheck format wheels release-check soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -78,14 +78,35 @@ reports: setup  ## run the conformance suite on our backends, and make docs/back
 	done
 	$(BIN)/python docs/_ext/backend_index.py
 
-test: lint typecheck  ## lint, type checks and tests (20 min on two cores); repeats a stage only if something has changed (AGAIN=1: all)
+test: lint typecheck test-cpp  ## lint, type checks and tests (20 min on two cores); repeats a stage only if something has changed (AGAIN=1: all)
 	$(RUN_STAGES) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-all: lint typecheck  ## the same and the long tests: whole suites, the soak test, large groups (80 min)
+test-all: lint typecheck test-cpp  ## the same and the long tests: whole suites, the soak test, large groups (80 min)
 	$(RUN_STAGES) --thorough $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
 stages: setup  ## some stages of `make test` alone (STAGES="core plugins", THOROUGH=1 for those of test-all)
 	$(RUN_STAGES) --only "$(STAGES)" $(if $(THOROUGH),--thorough) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
+
+test-cpp: setup  ## the unit tests of the C++ (seconds, after a build of two minutes)
+	$(call cpp_tests,release)
+
+test-cpp-sanitized: setup  ## the same with AddressSanitizer and UndefinedBehaviorSanitizer, and with ThreadSanitizer (10 min)
+	$(call cpp_tests,asan)
+	$(call cpp_tests,tsan)
+
+fuzz: setup  ## fuzz each parser in C++ for a minute (FUZZ_SECONDS=60)
+	PATH="$(abspath $(BIN)):$$PATH" FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) tests/fuzz/run.sh all
+
+# CMake builds them beside the wheels' files, in build/cpp. GoogleTest comes from the system, as the compiler does.
+define cpp_tests
+	@echo "==> ctest: unit tests of the C++ ($(1))"
+	@[ -e /usr/src/googletest/CMakeLists.txt ] || \
+	    { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q libgtest-dev; } || { \
+	    echo "error: no sources of GoogleTest here. On Debian and Ubuntu: apt install libgtest-dev" >&2; exit 1; }
+	@PATH="$(abspath $(BIN)):$$PATH" cmake --preset $(1) -DPython_EXECUTABLE="$(abspath $(BIN))/python" >/dev/null
+	@$(BIN)/cmake --build --preset $(1) --target unit_tests -- --quiet
+	@$(BIN)/ctest --preset $(1)
+endef
 
 test-quick: setup  ## the tests that take at most a few seconds each (3 min)
 	$(BIN)/python -m pytest -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)

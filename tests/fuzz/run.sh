@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Fuzz the parsers of input from outside: ./run.sh TARGET|all [INPUTS] [PROCESSES]; defaults: all, ten million, one.
+# With FUZZ_SECONDS=60, each target stops after a minute at the latest.
 # decode, assemble, stream, incoming and calls need clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev). All need the project
 # installed for the `python` on PATH.
 set -euo pipefail
@@ -8,6 +9,7 @@ target=${1:-all}
 inputs=${2:-10000000}
 processes=${3:-1}
 work=${FUZZ_FOLDER:-build}
+seconds=${FUZZ_SECONDS:-0}
 agents=../../packages/agents/csrc
 zeromq=../../plugins/zeromq/csrc
 ucx=../../plugins/ucx/csrc
@@ -27,12 +29,12 @@ records | group | publications | members)
     pids=()
     for ((i = 0; i < processes; ++i)); do
         # Each process of each run has its own seed.
-        python store.py "$target" $((inputs / processes)) "$RANDOM$i" >"$work/$target-$i.log" 2>&1 &
+        timeout "$seconds" python store.py "$target" $((inputs / processes)) "$RANDOM$i" >"$work/$target-$i.log" 2>&1 &
         pids+=($!)
     done
     status=0
     for pid in "${pids[@]}"; do
-        wait "$pid" || status=$?
+        wait "$pid" || { code=$?; [ $code = 124 ] || status=$code; }  # 124: the time is over
     done
     tail -q -n 1 "$work/$target"-[0-9]*.log
     exit $status
@@ -46,7 +48,7 @@ decode)
     ;;
 assemble)
     sources=(assemble.cpp $zeromq/assembler.cpp $zeromq/frame.cpp $zeromq/packed.cpp $zeromq/route.cpp)
-    flags=()
+    flags=(-I $zeromq -I $zeromq/../tests/unit)
     length=6000
     ;;
 stream)
@@ -81,7 +83,7 @@ export ASAN_OPTIONS=detect_leaks=0:malloc_context_size=6:quarantine_size_mb=16
 FUZZ_WRITE_SEEDS="$work/$target-corpus" "$program"
 pids=()
 for ((i = 0; i < processes; ++i)); do
-    "$program" -runs=$((inputs / processes)) -max_len=$length -rss_limit_mb=4096 -timeout=20 -entropic=0 \
+    "$program" -runs=$((inputs / processes)) -max_total_time="$seconds" -max_len=$length -rss_limit_mb=4096 -timeout=20 -entropic=0 \
         -artifact_prefix="$work/" -print_final_stats=1 "$work/$target-corpus" >"$work/$target-$i.log" 2>&1 &
     pids+=($!)
 done

@@ -1,0 +1,264 @@
+// Who polls UCX, who wakes, and which thread gets which event. The source is not UCX.
+#include "inbox.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace rpc_backends::ucx {
+namespace {
+
+using Outcome = Inbox::Outcome;
+using std::chrono::milliseconds;
+
+// No passing test waits that long.
+Clock::time_point limit() {
+  return Clock::now() + std::chrono::seconds(60);
+}
+
+Event event_of(int peer) {
+  Event event;
+  event.peer = peer;
+  return event;
+}
+
+// Traffic that the test makes. Like UCX's, its descriptor signals new traffic once after arm().
+class FakeSource : public Inbox::Source {
+ public:
+  bool progress() override {
+    EXPECT_EQ(++polling_, 1) << "two threads poll";
+    ++polls;
+    const int taken = waiting_.exchange(0);
+    if (taken > 0) {
+      on_traffic(taken);
+    }
+    --polling_;
+    return taken > 0;
+  }
+
+  bool arm() override {
+    ++arms;
+    signal_.clear();
+    armed_ = true;
+    return waiting_ == 0 && can_arm;
+  }
+
+  void on_ready(uint64_t id) override { ready = id; }
+  int event_fd() const override { return signal_.fd(); }
+
+  void arrive(int count = 1) {
+    waiting_ += count;
+    if (armed_.exchange(false)) {
+      signal_.set();
+    }
+  }
+
+  std::function<void(int)> on_traffic = [](int) {};
+  std::atomic<int> polls{0}, arms{0};
+  std::atomic<bool> can_arm{true};
+  std::atomic<uint64_t> ready{0};
+
+ private:
+  Signal signal_;
+  std::atomic<int> waiting_{0}, polling_{0};
+  std::atomic<bool> armed_{false};
+};
+
+class InboxTest : public testing::Test {
+ protected:
+  InboxTest() {
+    source.on_traffic = [this](int count) {
+      for (int i = 0; i < count; ++i) {
+        inbox.push(event_of(++arrived));
+      }
+    };
+  }
+
+  Outcome receive(Clock::duration time = std::chrono::seconds(60)) { return inbox.receive(event, Clock::now() + time); }
+
+  FakeSource source;
+  Counters counters;
+  Inbox inbox{source, std::chrono::microseconds(10), counters};
+  Event event;
+  int arrived = 0;
+};
+
+TEST_F(InboxTest, AThreadThatWaitsPollsTheSource) {
+  source.arrive();
+  ASSERT_EQ(receive(), Outcome::kEvent);
+  EXPECT_EQ(event.peer, 1);
+  EXPECT_EQ(event.order, 1U);
+}
+
+TEST_F(InboxTest, AThreadSleepsUntilTheDescriptorSignalsTraffic) {
+  std::thread waiting([this] { EXPECT_EQ(receive(), Outcome::kEvent); });
+  while (source.arms == 0) {
+    std::this_thread::yield();
+  }
+  source.arrive();
+  waiting.join();
+  EXPECT_EQ(event.peer, 1);
+}
+
+TEST_F(InboxTest, ReceiveEndsAtItsDeadline) {
+  EXPECT_EQ(receive(Clock::duration(0)), Outcome::kTimeout);
+  EXPECT_EQ(receive(milliseconds(2)), Outcome::kTimeout);
+}
+
+TEST_F(InboxTest, ReceiveEndsAtItsDeadlineIfTheSourceCannotBeArmed) {
+  source.can_arm = false;
+  EXPECT_EQ(receive(milliseconds(5)), Outcome::kTimeout);
+  source.can_arm = true;
+  source.arrive();
+  EXPECT_EQ(receive(), Outcome::kEvent);
+}
+
+TEST_F(InboxTest, ASourceWithTrafficItDoesNotSignalIsPolledAgain) {
+  source.can_arm = false;
+  std::thread waiting([this] { EXPECT_EQ(receive(), Outcome::kEvent); });
+  while (source.arms < 40) {  // it pauses between attempts by now
+    std::this_thread::yield();
+  }
+  source.arrive();
+  waiting.join();
+}
+
+TEST_F(InboxTest, AnEventFromAnotherThreadWakesASleepingOne) {
+  std::thread waiting([this] { EXPECT_EQ(receive(), Outcome::kEvent); });
+  while (source.arms == 0) {
+    std::this_thread::yield();
+  }
+  inbox.push(event_of(77));
+  waiting.join();
+  EXPECT_EQ(event.peer, 77);
+}
+
+TEST_F(InboxTest, NudgeMakesASleepingThreadPoll) {
+  std::thread waiting([this] { EXPECT_EQ(receive(), Outcome::kEvent); });
+  while (source.arms == 0) {
+    std::this_thread::yield();
+  }
+  const int before = source.polls;
+  inbox.nudge();
+  while (source.polls == before) {
+    std::this_thread::yield();
+  }
+  inbox.push(event_of(1));
+  waiting.join();
+}
+
+TEST_F(InboxTest, CloseEndsAllThreadsAndDropsEvents) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([this] {
+      Event ignored;
+      EXPECT_EQ(inbox.receive(ignored, Clock::time_point::max()), Outcome::kClosed);
+    });
+  }
+  inbox.close();
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  inbox.push(event_of(1));
+  EXPECT_EQ(receive(), Outcome::kClosed);
+}
+
+TEST_F(InboxTest, AWatchedDescriptorIsHandledOnceUntilItIsWatchedAgain) {
+  Signal signal;
+  inbox.watch(signal.fd(), Inbox::kFirstId + 4);
+  signal.set();
+  EXPECT_EQ(receive(milliseconds(50)), Outcome::kTimeout);
+  EXPECT_EQ(source.ready, Inbox::kFirstId + 4);
+  source.ready = 0;
+  EXPECT_EQ(receive(milliseconds(5)), Outcome::kTimeout);
+  EXPECT_EQ(source.ready, 0U);
+  inbox.watch_again(signal.fd(), Inbox::kFirstId + 5);
+  EXPECT_EQ(receive(milliseconds(50)), Outcome::kTimeout);
+  EXPECT_EQ(source.ready, Inbox::kFirstId + 5);
+  inbox.unwatch(signal.fd());
+}
+
+TEST_F(InboxTest, AnotherThreadTakesOverWhileOneIsBlockedInAnEvent) {
+  // Even if as many threads handle events as there are cores: they are seen to be blocked after a moment.
+  const int threads_to_block = static_cast<int>(std::thread::hardware_concurrency()) + 1;
+  std::atomic<int> blocked{0};
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < threads_to_block; ++i) {
+    threads.emplace_back([&] {
+      Event taken;
+      EXPECT_EQ(inbox.receive(taken, limit()), Outcome::kEvent);
+      ++blocked;
+      while (!over) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+    });
+  }
+  for (int i = 0; i < threads_to_block; ++i) {
+    source.arrive();
+    for (const auto until = limit(); blocked <= i && Clock::now() < until;) {
+      std::this_thread::yield();
+    }
+    ASSERT_GT(blocked, i);
+  }
+  over = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+TEST_F(InboxTest, AThreadThatMayBlockHandsOverAtOnce) {
+  std::atomic<bool> has_taken{false}, over{false};
+  std::thread first([&] {
+    Event taken;
+    EXPECT_EQ(inbox.receive(taken, limit()), Outcome::kEvent);
+    inbox.may_block();
+    has_taken = true;
+    while (!over) {
+      std::this_thread::yield();
+    }
+  });
+  source.arrive();
+  while (!has_taken) {
+    std::this_thread::yield();
+  }
+  source.arrive();
+  EXPECT_EQ(receive(), Outcome::kEvent);
+  over = true;
+  first.join();
+}
+
+TEST_F(InboxTest, EachEventGoesToOneThread) {
+  constexpr int kEvents = 1000;
+  std::mutex mutex;
+  std::multiset<int> peers;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      Event taken;
+      while (inbox.receive(taken, limit()) == Outcome::kEvent) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        peers.insert(taken.peer);
+        if (peers.size() == kEvents) {
+          inbox.close();
+        }
+      }
+    });
+  }
+  for (int i = 0; i < kEvents / 4; ++i) {
+    source.arrive(3);
+    inbox.push(event_of(-1 - i));
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(peers.size(), static_cast<size_t>(kEvents));
+  EXPECT_EQ(std::set<int>(peers.begin(), peers.end()).size(), static_cast<size_t>(kEvents));
+}
+
+}  // namespace
+}  // namespace rpc_backends::ucx

@@ -1,0 +1,396 @@
+// Links between two transports in this process: how they open, what they carry, and how they end.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "parts.h"
+#include "ucp.h"
+#include "ucx_transport.h"
+
+namespace rpc_backends::ucx {
+namespace {
+
+using Kind = Event::Kind;
+using std::chrono::milliseconds;
+
+constexpr ConnectionKey::Bytes kKey{1, 2, 3, 4};
+
+Clock::time_point limit() {
+  return Clock::now() + std::chrono::seconds(60);  // no passing test waits that long
+}
+
+Settings some_settings() {
+  Settings settings;
+  // As in settings.py.
+  settings.config = {{"TLS", "posix,cma"},         {"KEEPALIVE_INTERVAL", "inf"}, {"POSIX_ERROR_HANDLING", "y"},
+                     {"POSIX_USE_PROC_LINK", "y"}, {"POSIX_SHM_MIN_SIZE", "0"},   {"CMA_MEMORY_INVALIDATE", "y"},
+                     {"RNDV_SCHEME", "get_zcopy"}};
+  settings.max_message = uint64_t{1} << 30;
+  settings.poll_time = std::chrono::microseconds(100);
+  settings.handshake_timeout = std::chrono::seconds(60);
+  return settings;
+}
+
+wire::Proof proof(int sender, int receiver) {
+  wire::Proof made;
+  made.fill(static_cast<char>(10 * sender + receiver + 1));
+  return made;
+}
+
+Credentials credentials(int self, int peer) {
+  Credentials made;
+  made.our_proof = proof(self, peer);
+  made.their_proof = proof(peer, self);
+  return made;
+}
+
+struct WorkerOf {
+  explicit WorkerOf(int id, const Settings& settings = some_settings(), CallbackThread::OnUnknownKey lookup = {},
+                    CallbackThread::OnRefused refused = {})
+      : id(id), transport(std::make_unique<UcxTransport>(settings, std::move(lookup), std::move(refused))) {
+    transport->start(id, kKey);
+  }
+
+  void learn(const WorkerOf& other) {
+    transport->learn_address(other.id, other.transport->address(), credentials(id, other.id));
+  }
+
+  // Makes progress for a moment.
+  bool receive(Event& event, Clock::duration time = milliseconds(1)) {
+    return transport->receive_until(event, Clock::now() + time) == Inbox::Outcome::kEvent;
+  }
+
+  uint64_t count(const std::string& name) const { return std::stoull(transport->metrics().at("ucx." + name)); }
+
+  const int id;
+  std::unique_ptr<UcxTransport> transport;
+};
+
+class LinksTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { capture_log(false); }
+
+  void introduce() {
+    one.learn(two);
+    two.learn(one);
+  }
+
+  // The next event of `waiting`, while `other` makes progress and gets none.
+  static Event next(WorkerOf& waiting, WorkerOf& other) {
+    Event event, unexpected;
+    for (const auto until = limit(); Clock::now() < until;) {
+      if (waiting.receive(event)) {
+        return event;
+      }
+      EXPECT_FALSE(other.receive(unexpected)) << unexpected.reason;
+    }
+    ADD_FAILURE() << "no event";
+    return {};
+  }
+
+  // Runs both until `is_over`; returns the events of each.
+  template <typename IsOver>
+  std::map<int, std::vector<Event>> run_until(const IsOver& is_over) {
+    std::map<int, std::vector<Event>> events;
+    for (const auto until = limit(); !is_over(events) && Clock::now() < until;) {
+      for (WorkerOf* worker : {&one, &two}) {
+        Event event;
+        if (worker->transport && worker->receive(event)) {
+          events[worker->id].push_back(std::move(event));
+        }
+      }
+    }
+    EXPECT_TRUE(is_over(events));
+    return events;
+  }
+
+  void exchange() {
+    one.transport->send(2, parts_with({"hello"}), false);
+    EXPECT_EQ(bytes_in(next(two, one).parts[0]), "hello");
+    two.transport->send(1, parts_with({"hello too"}), true);
+    EXPECT_EQ(bytes_in(next(one, two).parts[0]), "hello too");
+  }
+
+  WorkerOf one{1}, two{2};
+};
+
+TEST_F(LinksTest, TheFirstMessageOpensTheLink) {
+  introduce();
+  EXPECT_EQ(one.count("connections"), 0U);
+  exchange();
+  EXPECT_EQ(one.count("connections"), 1U);
+  EXPECT_EQ(two.count("connections"), 1U);
+}
+
+TEST_F(LinksTest, MessagesQueuedBeforeTheAnswerToTheGreetingArriveInOrder) {
+  introduce();
+  for (int i = 0; i < 50; ++i) {
+    one.transport->send(2, parts_with({std::to_string(i), std::string(static_cast<size_t>(i % 7) * 20000, 'x')}),
+                        false);
+  }
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_EQ(bytes_in(next(two, one).parts[0]), std::to_string(i));
+  }
+}
+
+TEST_F(LinksTest, BothSidesMayGreetAtTheSameTime) {
+  introduce();
+  one.transport->send(2, parts_with({"from one"}), false);
+  two.transport->send(1, parts_with({"from two"}), false);
+  const auto events = run_until([](const auto& all) { return all.size() == 2; });
+  EXPECT_EQ(bytes_in(events.at(1)[0].parts[0]), "from two");
+  EXPECT_EQ(bytes_in(events.at(2)[0].parts[0]), "from one");
+  EXPECT_EQ(one.count("connections"), 1U);
+  EXPECT_EQ(two.count("connections"), 1U);
+}
+
+TEST_F(LinksTest, AnUnknownPeerCannotBeSentTo) {
+  EXPECT_THROW(one.transport->send(2, parts_with({"x"}), false), TransportError);
+  EXPECT_THROW(one.transport->learn_address(-1, "", {}), TransportError);
+}
+
+TEST_F(LinksTest, AMessageBeyondThePeersLimitIsRefusedBeforeItIsSent) {
+  Credentials limited = credentials(1, 2);
+  limited.max_message = 10;
+  one.transport->learn_address(2, two.transport->address(), limited);
+  two.learn(one);
+  EXPECT_THROW(one.transport->send(2, parts_with({"12345678901"}), false), TransportError);
+  one.transport->send(2, parts_with({"1234567890"}), false);
+  EXPECT_EQ(bytes_in(next(two, one).parts[0]), "1234567890");
+}
+
+TEST_F(LinksTest, AGreetingWithAWrongProofIsRefused) {
+  Credentials wrong = credentials(1, 2);
+  wrong.our_proof.fill('w');
+  one.transport->learn_address(2, two.transport->address(), wrong);
+  two.learn(one);
+  one.transport->send(2, parts_with({"x"}), false);
+  const auto events = run_until([this](const auto&) { return two.count("refused") == 1; });
+  EXPECT_TRUE(events.empty());
+}
+
+TEST_F(LinksTest, AnUnknownProofIsLookedUpAndAdmittedOnceItIsLearned) {
+  std::atomic<int> lookups{0};
+  WorkerOf three(3, some_settings(), [&](const std::string&, double) {
+    ++lookups;
+    return std::nullopt;
+  });
+  one.learn(three);
+  one.transport->send(3, parts_with({"before it is known"}), false);
+  for (const auto until = limit(); lookups == 0 && Clock::now() < until;) {
+    Event event;
+    EXPECT_FALSE(one.receive(event));
+    EXPECT_FALSE(three.receive(event));
+  }
+  three.learn(one);
+  // The greeting may have been refused already, because nobody was found; then the next one is admitted.
+  Event event;
+  for (const auto until = limit(); !three.receive(event) && Clock::now() < until && three.count("refused") == 0;) {
+    one.receive(event);
+  }
+  EXPECT_EQ(lookups, 1);
+}
+
+TEST_F(LinksTest, APeerThatDoesNotAnswerInTimeIsLost) {
+  Settings hasty = some_settings();
+  hasty.handshake_timeout = milliseconds(50);
+  WorkerOf three(3, hasty);
+  three.learn(two);  // which nobody polls
+  three.transport->send(2, parts_with({"x"}), false);
+  Event event;
+  for (const auto until = limit(); !three.receive(event) && Clock::now() < until;) {
+  }
+  EXPECT_EQ(event.kind, Kind::kLost);
+  EXPECT_EQ(event.reason, "it has not answered");
+  EXPECT_THROW(three.transport->send(2, parts_with({"y"}), false), TransportError);
+}
+
+TEST_F(LinksTest, CloseSaysGoodbyeAfterTheLastMessage) {
+  introduce();
+  exchange();
+  one.transport->send(2, parts_with({std::string(3 << 20, 'x')}), false);
+  std::thread closing([this] { one.transport->close(60); });
+  std::vector<Event> events;
+  Event event;
+  for (const auto until = limit(); events.size() < 2 && Clock::now() < until;) {
+    if (two.receive(event)) {
+      events.push_back(std::move(event));
+    }
+  }
+  closing.join();
+  ASSERT_EQ(events.size(), 2U);
+  EXPECT_EQ(events[0].kind, Kind::kMessage);
+  EXPECT_EQ(events[0].parts[0].size, size_t{3} << 20);
+  EXPECT_EQ(events[1].kind, Kind::kLost);
+  EXPECT_EQ(events[1].reason, "it has closed the connection");
+  EXPECT_GT(events[1].order, events[0].order);
+}
+
+TEST_F(LinksTest, AForgottenPeerIsToldAndBecomesUnknown) {
+  introduce();
+  exchange();
+  one.transport->forget(2);
+  const Event event = next(two, one);
+  EXPECT_EQ(event.kind, Kind::kLost);
+  EXPECT_EQ(event.reason, "the worker has removed this one from its group");
+  EXPECT_THROW(one.transport->send(2, parts_with({"x"}), false), TransportError);
+  one.transport->forget(2);  // unknown by now
+}
+
+TEST_F(LinksTest, ARejectedPeerIsToldTheReasonAndConnectsAgain) {
+  introduce();
+  two.transport->send(1, parts_with({"invalid"}), false);
+  next(one, two);
+  one.transport->reject(2, "it is invalid");
+  const auto events = run_until([](const auto& all) {
+    const auto has = [&all](int id, Kind kind) {
+      const auto of = all.find(id);
+      return of != all.end() && std::any_of(of->second.begin(), of->second.end(),
+                                            [kind](const Event& event) { return event.kind == kind; });
+    };
+    return has(1, Kind::kFound) && has(2, Kind::kFound);
+  });
+  EXPECT_EQ(events.at(1)[0].kind, Kind::kLost);
+  EXPECT_EQ(events.at(1)[0].reason, "rejected: it is invalid");
+  EXPECT_EQ(events.at(2)[0].kind, Kind::kLost);
+  EXPECT_EQ(events.at(2)[0].reason, "it has closed the connection: it is invalid");
+  exchange();
+}
+
+TEST_F(LinksTest, AnotherAddressOfAPeerEndsItsLink) {
+  introduce();
+  exchange();
+  WorkerOf replacement(2);
+  replacement.learn(one);
+  one.learn(replacement);
+  Event event = next(one, two);
+  EXPECT_EQ(event.kind, Kind::kLost);
+  EXPECT_EQ(event.reason, "its address has changed");
+  EXPECT_EQ(next(one, replacement).kind, Kind::kFound);
+  one.transport->send(2, parts_with({"to the new one"}), false);
+  EXPECT_EQ(bytes_in(next(replacement, one).parts[0]), "to the new one");
+}
+
+TEST_F(LinksTest, OwnersAreReleasedOnceTheMessageIsSent) {
+  introduce();
+  exchange();
+  Parts parts = parts_with({std::string(1 << 20, 'x')});
+  const std::weak_ptr<void> owner = parts[0].owner;
+  one.transport->send(2, std::move(parts), false);
+  (void)next(two, one);
+  Event event;
+  for (const auto until = limit(); !owner.expired() && Clock::now() < until;) {
+    EXPECT_FALSE(one.receive(event));
+    EXPECT_FALSE(two.receive(event));
+  }
+  EXPECT_TRUE(owner.expired());
+}
+
+TEST_F(LinksTest, CloseReleasesMessagesThatCannotBeSent) {
+  introduce();
+  Parts parts = parts_with({std::string(1 << 20, 'x')});
+  const std::weak_ptr<void> owner = parts[0].owner;
+  one.transport->send(2, std::move(parts), false);  // two never answers the greeting
+  one.transport->close(0);
+  EXPECT_TRUE(owner.expired());
+  EXPECT_THROW(one.transport->send(2, parts_with({"x"}), false), TransportError);
+  Event event;
+  EXPECT_FALSE(one.transport->receive(event));
+}
+
+TEST_F(LinksTest, TheEndOfAProcessLosesItsWorkerAtOnce) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  Credentials of_child = credentials(1, 2);
+  of_child.process.pid = child;
+  std::string stat;
+  {
+    std::FILE* const file = std::fopen(("/proc/" + std::to_string(child) + "/stat").c_str(), "r");
+    char text[1024];
+    stat.assign(text, std::fread(text, 1, sizeof text, file));
+    std::fclose(file);
+  }
+  const char* field = stat.c_str() + stat.rfind(')') + 2;  // the third field; the start time is the 22nd
+  for (int i = 3; i < 22; ++i) {
+    field = std::strchr(field, ' ') + 1;
+  }
+  of_child.process.start = std::strtoull(field, nullptr, 10);
+  one.transport->learn_address(2, two.transport->address(), of_child);
+  two.learn(one);
+  exchange();
+  ::kill(child, SIGKILL);
+  const Event event = next(one, two);
+  EXPECT_EQ(event.kind, Kind::kLost);
+  EXPECT_EQ(event.reason, "its process has ended");
+  ::waitpid(child, nullptr, 0);
+}
+
+TEST_F(LinksTest, ThreadsMaySendAndReceiveAtTheSameTime) {
+  introduce();
+  constexpr int kThreads = 3, kMessages = 100;
+  std::atomic<int> answers{0}, requests{0};
+  std::vector<std::thread> threads;
+  const auto stop = [&] {
+    one.transport->close(0);
+    two.transport->close(0);
+  };
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      Event event;
+      while (two.transport->receive(event)) {
+        if (event.kind == Kind::kMessage) {
+          ++requests;
+          try {
+            two.transport->send(1, std::move(event.parts), true);
+          } catch (const TransportError&) {  // it is closed
+          }
+        }
+      }
+    });
+    threads.emplace_back([&] {
+      Event event;
+      while (one.transport->receive(event)) {
+        answers += event.kind == Kind::kMessage ? 1 : 0;
+      }
+    });
+  }
+  std::vector<std::thread> senders;
+  for (int i = 0; i < kThreads; ++i) {
+    senders.emplace_back([&] {
+      for (int number = 0; number < kMessages; ++number) {
+        one.transport->send(2, parts_with({std::string(static_cast<size_t>(number) * 300, 'x')}), false);
+      }
+    });
+  }
+  for (std::thread& sender : senders) {
+    sender.join();
+  }
+  for (const auto until = limit(); answers < kThreads * kMessages && Clock::now() < until;) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_EQ(requests, kThreads * kMessages);
+  EXPECT_EQ(answers, kThreads * kMessages);
+  stop();
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+TEST(UcxTransport, RefusesALimitThatNoMessageCanHave) {
+  Settings settings = some_settings();
+  for (const uint64_t most : {uint64_t{0}, (uint64_t{1} << 61) + 1}) {
+    settings.max_message = most;
+    EXPECT_THROW(UcxTransport(settings, {}, {}), TransportError);
+  }
+}
+
+}  // namespace
+}  // namespace rpc_backends::ucx

@@ -1,0 +1,233 @@
+// Who reads the sources, and which thread gets which event.
+#include "inbox.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace rpc_backends::zeromq {
+namespace {
+
+using Outcome = Inbox::Outcome;
+
+// No passing test waits that long.
+Clock::time_point limit() {
+  return Clock::now() + std::chrono::seconds(60);
+}
+
+Event event_of(int peer) {
+  Event event;
+  event.peer = peer;
+  return event;
+}
+
+struct FunctionSource : Source {
+  explicit FunctionSource(std::function<void()> function) : function(std::move(function)) {}
+  void pump() override { function(); }
+  const std::function<void()> function;
+};
+
+TEST(Inbox, GivesEventsInOrderAndNumbersThem) {
+  Inbox inbox;
+  for (const int peer : {4, 5, 6}) {
+    inbox.push(event_of(peer));
+  }
+  for (const int peer : {4, 5, 6}) {
+    Event event;
+    ASSERT_EQ(inbox.receive(event), Outcome::kEvent);
+    EXPECT_EQ(event.peer, peer);
+    EXPECT_EQ(event.order, static_cast<uint64_t>(peer - 3));
+  }
+}
+
+TEST(Inbox, ReceiveEndsAtItsDeadline) {
+  Inbox inbox;
+  Event event;
+  EXPECT_EQ(inbox.receive(event, Clock::now()), Outcome::kTimeout);
+  EXPECT_EQ(inbox.receive(event, Clock::now() + std::chrono::milliseconds(2)), Outcome::kTimeout);
+}
+
+TEST(Inbox, CloseEndsAllThreadsAndDropsEvents) {
+  Inbox inbox;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      Event event;
+      EXPECT_EQ(inbox.receive(event), Outcome::kClosed);
+    });
+  }
+  inbox.close();
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  inbox.push(event_of(1));
+  Event event;
+  EXPECT_EQ(inbox.receive(event), Outcome::kClosed);
+}
+
+TEST(Inbox, AThreadThatWaitsReadsTheSource) {
+  Inbox inbox;
+  Signal signal;
+  const auto source = std::make_shared<FunctionSource>([&] {
+    signal.clear();
+    inbox.push(event_of(9));
+  });
+  inbox.add(signal.fd(), source);
+  signal.set();
+  Event event;
+  ASSERT_EQ(inbox.receive(event, limit()), Outcome::kEvent);
+  EXPECT_EQ(event.peer, 9);
+}
+
+TEST(Inbox, ASourceThatWasRemovedOrDestroyedIsNotRead) {
+  Inbox inbox;
+  Signal removed, destroyed;
+  const auto fail = [] { FAIL() << "it is read"; };
+  const auto kept = std::make_shared<FunctionSource>(fail);
+  const uint64_t id = inbox.add(removed.fd(), kept);
+  inbox.add(destroyed.fd(), std::make_shared<FunctionSource>(fail));
+  inbox.remove(id, removed.fd());
+  removed.set();
+  destroyed.set();
+  inbox.again(id);
+  Event event;
+  EXPECT_EQ(inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Outcome::kTimeout);
+}
+
+TEST(Inbox, AOneShotSourceIsReadByOneThreadUntilItIsRearmed) {
+  Inbox inbox;
+  Signal signal;
+  std::atomic<int> reading{0}, reads{0};
+  uint64_t id = 0;
+  const auto source = std::make_shared<FunctionSource>([&] {
+    EXPECT_EQ(++reading, 1);
+    std::this_thread::yield();
+    const int number = ++reads;
+    inbox.push(event_of(number));
+    --reading;
+    if (number < 100) {
+      inbox.rearm(id, signal.fd());  // the descriptor stays readable
+    }
+  });
+  id = inbox.add_one_shot(signal.fd(), source);
+  signal.set();
+  std::atomic<int> received{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      Event event;
+      while (inbox.receive(event, limit()) == Outcome::kEvent) {
+        if (++received == 100) {
+          inbox.close();
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(received, 100);
+  EXPECT_EQ(reads, 100);
+}
+
+TEST(Inbox, AgainReadsTheSourceOnceMoreWithoutItsDescriptor) {
+  Inbox inbox;
+  Signal signal;
+  int reads = 0;
+  uint64_t id = 0;
+  const auto source = std::make_shared<FunctionSource>([&] {
+    if (++reads < 3) {
+      inbox.again(id);
+    } else {
+      inbox.push(event_of(reads));
+    }
+  });
+  id = inbox.add(signal.fd(), source);
+  inbox.again(id);
+  Event event;
+  ASSERT_EQ(inbox.receive(event, limit()), Outcome::kEvent);
+  EXPECT_EQ(event.peer, 3);
+}
+
+TEST(Inbox, AgainAfterEventsNeedsQueuedEvents) {
+  Inbox inbox;
+  Signal signal;
+  int reads = 0;
+  const auto source = std::make_shared<FunctionSource>([&] { inbox.push(event_of(++reads)); });
+  const uint64_t id = inbox.add(signal.fd(), source);
+  EXPECT_FALSE(inbox.again_after_events(id));
+  inbox.push(event_of(7));
+  EXPECT_TRUE(inbox.again_after_events(id));
+  EXPECT_TRUE(inbox.again_after_events(id));  // counts once
+  Event event;
+  ASSERT_EQ(inbox.receive(event, limit()), Outcome::kEvent);
+  EXPECT_EQ(event.peer, 7);
+  ASSERT_EQ(inbox.receive(event, limit()), Outcome::kEvent);
+  EXPECT_EQ(event.peer, 1);
+  EXPECT_EQ(inbox.receive(event, Clock::now()), Outcome::kTimeout);
+}
+
+TEST(Inbox, ABurstOfOneSourceWakesOtherThreads) {
+  Inbox inbox;
+  Signal signal;
+  constexpr int kEvents = 4;
+  const auto source = std::make_shared<FunctionSource>([&] {
+    for (int i = 0; i < kEvents; ++i) {
+      inbox.push(event_of(i));
+    }
+  });
+  inbox.add(signal.fd(), source);
+  std::atomic<int> busy{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kEvents; ++i) {
+    threads.emplace_back([&] {
+      Event event;
+      ASSERT_EQ(inbox.receive(event, limit()), Outcome::kEvent);
+      ++busy;
+      while (busy < kEvents && Clock::now() < limit()) {  // nobody else takes the event of this thread
+        std::this_thread::yield();
+      }
+    });
+  }
+  signal.set();
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(busy, kEvents);
+}
+
+TEST(Inbox, EachEventGoesToOneThread) {
+  Inbox inbox;
+  constexpr int kEvents = 2000;
+  std::mutex mutex;
+  std::multiset<int> peers;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      Event event;
+      while (inbox.receive(event) == Outcome::kEvent) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        peers.insert(event.peer);
+        if (peers.size() == kEvents) {
+          inbox.close();
+        }
+      }
+    });
+  }
+  for (int i = 0; i < kEvents; ++i) {
+    inbox.push(event_of(i));
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(peers.size(), static_cast<size_t>(kEvents));
+  EXPECT_EQ(std::set<int>(peers.begin(), peers.end()).size(), static_cast<size_t>(kEvents));
+}
+
+}  // namespace
+}  // namespace rpc_backends::zeromq

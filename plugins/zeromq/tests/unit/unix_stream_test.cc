@@ -1,0 +1,262 @@
+// A connection between two workers: messages, refusals, its end and its liveness.
+#include "unix_stream.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "parts.h"
+
+namespace rpc_backends::zeromq {
+namespace {
+
+constexpr uint64_t kMaxMessage = uint64_t{8} << 20;
+
+Clock::time_point limit() {
+  return Clock::now() + std::chrono::seconds(60);  // no passing test waits that long
+}
+
+Settings some_settings() {
+  Settings settings;
+  settings.max_message = kMaxMessage;
+  settings.heartbeat = 3600;
+  return settings;
+}
+
+// One end, with everything that it needs.
+struct End {
+  explicit End(int peer) : peer(peer) {}
+
+  void open(int fd) {
+    stream = std::make_shared<UnixStream>(UnixStream::Services{settings, inbox, loop, writer, releaser, counters}, peer,
+                                          std::make_unique<Fd>(fd), [this](const std::string& why) {
+                                            reason = why;
+                                            has_ended = true;
+                                            has_ended.notify_all();
+                                          });
+  }
+
+  Event next() {
+    Event event;
+    EXPECT_EQ(inbox.receive(event, limit()), Inbox::Outcome::kEvent);
+    return event;
+  }
+
+  // Reads until the stream has ended; no message must arrive.
+  void wait_for_end() {
+    const auto until = limit();
+    Event event;
+    while (!has_ended && Clock::now() < until) {
+      EXPECT_NE(inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Inbox::Outcome::kEvent);
+    }
+    ASSERT_TRUE(has_ended);
+  }
+
+  const int peer;
+  Settings settings = some_settings();
+  Counters counters;
+  Inbox inbox;
+  EventLoop loop{"test-events"}, writer{"test-writes"};
+  Releaser releaser{"test-release", 0};
+  std::string reason;
+  std::atomic<bool> has_ended{false};
+  std::shared_ptr<UnixStream> stream;
+};
+
+class UnixStreamTest : public testing::Test {
+ protected:
+  UnixStreamTest() {
+    int ends[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    one.open(ends[0]);
+    two.open(ends[1]);
+  }
+
+  ~UnixStreamTest() override {
+    one.stream->close(Clock::now());
+    two.stream->close(Clock::now());
+  }
+
+  void start() {
+    one.stream->start();
+    two.stream->start();
+  }
+
+  End one{2}, two{1};
+};
+
+TEST_F(UnixStreamTest, CarriesMessagesInBothDirections) {
+  start();
+  ASSERT_TRUE(one.stream->send(parts_with({"request", ""})));
+  Event event = two.next();
+  EXPECT_EQ(event.peer, 1);
+  ASSERT_EQ(event.parts.size(), 2U);
+  EXPECT_EQ(bytes_in(event.parts[0]), "request");
+  ASSERT_TRUE(two.stream->send(parts_with({"reply"})));
+  event = one.next();
+  EXPECT_EQ(event.peer, 2);
+  EXPECT_EQ(bytes_in(event.parts[0]), "reply");
+}
+
+TEST_F(UnixStreamTest, SendsWhatWasQueuedBeforeItsStartInOrder) {
+  for (const char* text : {"first", "second", "third"}) {
+    ASSERT_TRUE(one.stream->send(parts_with({text})));
+  }
+  start();
+  for (const char* text : {"first", "second", "third"}) {
+    EXPECT_EQ(bytes_in(two.next().parts[0]), text);
+  }
+}
+
+TEST_F(UnixStreamTest, MessagesLargerThanTheSocketsBufferStayInOrder) {
+  start();
+  constexpr int kMessages = 20;
+  for (int i = 0; i < kMessages; ++i) {
+    const size_t size = i % 5 == 0 ? kMaxMessage : 10;
+    ASSERT_TRUE(one.stream->send(parts_with({std::string(size, static_cast<char>('a' + i))})));
+  }
+  for (int i = 0; i < kMessages; ++i) {
+    const Event event = two.next();
+    EXPECT_EQ(*static_cast<const char*>(event.parts[0].data), 'a' + i);
+    EXPECT_EQ(event.parts[0].size, i % 5 == 0 ? kMaxMessage : 10U);
+  }
+}
+
+TEST_F(UnixStreamTest, ReleasesTheOwnerOfASentMessage) {
+  start();
+  Parts parts = parts_with({std::string(kMaxMessage, 'x')});
+  const std::weak_ptr<void> owner = parts[0].owner;
+  ASSERT_TRUE(one.stream->send(std::move(parts)));
+  two.next();
+  for (const auto until = limit(); !owner.expired() && Clock::now() < until;) {
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(owner.expired());
+}
+
+TEST_F(UnixStreamTest, RefusesToSendMoreThanItsLimit) {
+  start();
+  EXPECT_THROW(one.stream->send(parts_with({std::string(kMaxMessage + 1, 'x')})), TransportError);
+  ASSERT_TRUE(one.stream->send(parts_with({"next"})));
+  EXPECT_EQ(bytes_in(two.next().parts[0]), "next");
+}
+
+TEST_F(UnixStreamTest, TellsThePeerWhyItIsRefused) {
+  start();
+  one.stream->refuse("the reason");
+  two.wait_for_end();
+  EXPECT_EQ(two.reason, "the peer rejected this connection: the reason");
+}
+
+TEST_F(UnixStreamTest, InvalidDataEndsBothSidesWithTheReason) {
+  two.stream->start();
+  ASSERT_EQ(::send(one.stream->fd(), "garbage that is no message", 26, MSG_NOSIGNAL), 26);
+  two.wait_for_end();
+  const std::string why = "the data is not a message of this protocol version";
+  EXPECT_EQ(two.reason, "the peer sent an invalid message: " + why);
+  EXPECT_EQ(two.counters.rejected, 1U);
+  one.stream->start();
+  one.wait_for_end();
+  EXPECT_EQ(one.reason, "the peer rejected this connection: " + why);
+}
+
+TEST_F(UnixStreamTest, AForgottenPeerIsRefusedWithItsNextMessageOnly) {
+  start();
+  two.stream->forget("it has left");
+  ASSERT_TRUE(two.stream->send(parts_with({"the last answer"})));
+  EXPECT_EQ(bytes_in(one.next().parts[0]), "the last answer");
+  ASSERT_TRUE(one.stream->send(parts_with({"too late"})));
+  std::thread reads([this] {
+    Event event;
+    while (two.counters.dropped == 0) {
+      EXPECT_EQ(two.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Inbox::Outcome::kTimeout);
+    }
+  });
+  one.wait_for_end();
+  reads.join();
+  EXPECT_EQ(one.reason, "the peer rejected this connection: it has left");
+}
+
+TEST_F(UnixStreamTest, CloseSendsWhatIsQueuedAndThenEndsTheOtherSide) {
+  start();
+  ASSERT_TRUE(one.stream->send(parts_with({std::string(kMaxMessage, 'x')})));
+  ASSERT_TRUE(one.stream->send(parts_with({"last"})));
+  std::thread closing([this] { one.stream->close(limit()); });
+  EXPECT_EQ(two.next().parts[0].size, kMaxMessage);
+  EXPECT_EQ(bytes_in(two.next().parts[0]), "last");
+  closing.join();
+  two.wait_for_end();
+  EXPECT_EQ(two.reason, "");
+  EXPECT_FALSE(one.stream->send(parts_with({"after close"})));
+}
+
+TEST_F(UnixStreamTest, CloseDeliversWhatHasArrivedBefore) {
+  start();
+  ASSERT_TRUE(one.stream->send(parts_with({"not read yet"})));
+  two.stream->close(Clock::now());
+  EXPECT_EQ(bytes_in(two.next().parts[0]), "not read yet");
+}
+
+TEST_F(UnixStreamTest, ASilentPeerGetsAPingAndAnswersIt) {
+  one.settings.heartbeat = 0;
+  start();
+  EXPECT_GE(one.stream->check_liveness(), Clock::duration(0));
+  std::atomic<bool> over{false};
+  std::thread reads([&] {
+    Event event;
+    while (!over) {
+      two.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1));
+    }
+  });
+  // The pong counts as activity, so the silence becomes shorter at some time.
+  Event event;
+  auto silence = one.stream->check_liveness();
+  bool is_shorter = false;
+  for (const auto until = limit(); !is_shorter && Clock::now() < until;) {
+    one.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1));
+    const auto now = one.stream->check_liveness();
+    is_shorter = now < silence;
+    silence = now;
+  }
+  over = true;
+  reads.join();
+  EXPECT_TRUE(is_shorter);
+}
+
+TEST_F(UnixStreamTest, WaitingForItsStartEndsWhenItIsAbandoned) {
+  ASSERT_TRUE(one.stream->send(parts_with({"queued"})));
+  std::thread waiting([this] { one.stream->wait_until_started(limit()); });
+  one.stream->abandon();
+  waiting.join();
+  EXPECT_LT(Clock::now(), limit());
+}
+
+TEST_F(UnixStreamTest, ThreadsMaySendAtTheSameTime) {
+  start();
+  constexpr int kThreads = 4, kMessages = 100;
+  std::vector<std::thread> threads;
+  for (int sender = 0; sender < kThreads; ++sender) {
+    threads.emplace_back([&, sender] {
+      for (int i = 0; i < kMessages; ++i) {
+        const std::string text{static_cast<char>(sender), static_cast<char>(i)};
+        EXPECT_TRUE(one.stream->send(parts_with({text, std::string(static_cast<size_t>(i) * 500, 'x')})));
+      }
+    });
+  }
+  std::vector<int> next(kThreads, 0);
+  for (int i = 0; i < kThreads * kMessages; ++i) {
+    const Event event = two.next();
+    ASSERT_EQ(event.parts.size(), 2U);
+    const std::string text = bytes_in(event.parts[0]);
+    EXPECT_EQ(text[1], next[static_cast<size_t>(text[0])]++);  // the messages of a thread stay in order
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+}  // namespace
+}  // namespace rpc_backends::zeromq
