@@ -152,10 +152,10 @@ class Report:
             whole = {
                 "title": self._title,
                 "machine": self.machine,
-                "comparisons": [one.to_json() for one in comparisons],
+                "comparisons": [comparison.to_json() for comparison in comparisons],
             }
             arguments.json.write_text(json.dumps(whole, indent=1))
-        return all(one.verdict != "NOT MET" for one in comparisons)
+        return all(comparison.verdict != "NOT MET" for comparison in comparisons)
 
     def _table(self, comparisons: Sequence[Comparison]) -> Table:
         caption = "Medians. In parentheses: the 95 % confidence interval, by bootstrap."
@@ -164,12 +164,12 @@ class Report:
         for column in (*self._sides, "ratio", "bar", ""):
             table.add_column(column, justify="right", no_wrap=True)
         section = ""
-        for one in comparisons:
-            if one.section != section:
-                section = one.section
+        for comparison in comparisons:
+            if comparison.section != section:
+                section = comparison.section
                 table.add_section()
                 table.add_row(f"[bold]{section}[/]")
-            table.add_row(*one.cells())
+            table.add_row(*comparison.cells())
         return table
 
 

@@ -47,7 +47,7 @@ def ours() -> Result:
         AGAIN: _repeated(rpc_backends_core.records),
         REFRESH: _repeated(rpc_backends_core.refresh),
     }
-    return times, [one.name for one in rpc_backends_core.records()]
+    return times, [record.name for record in rpc_backends_core.records()]
 
 
 def reference() -> Result:

@@ -65,8 +65,8 @@ def restricted(plan: Plan, places: Iterable[Place]) -> Plan:
         only=tuple(row for row in wanted if wanted[row]),
         in_flight=tuple(one for one in plan.in_flight if one in wanted["throughput.inflight"]),
         sizes=tuple(sorted(wanted["size.echo"] | wanted["size.oneway"])),
-        groups=tuple(one for one in plan.groups if one[0] in wanted["group.start"]),
-        joins=tuple(one for one in plan.joins if one[0] in wanted["group.join"]),
+        groups=tuple(group for group in plan.groups if group[0] in wanted["group.start"]),
+        joins=tuple(join for join in plan.joins if join[0] in wanted["group.join"]),
     )
 
 
@@ -126,7 +126,7 @@ def main() -> int:
     )
     whole, interrupted = True, False
     for reference, bars in BARS.items():
-        if (some := {one: bars[one] for one in bars if one in chosen}) and not interrupted:
+        if (some := {bar: bars[bar] for bar in bars if bar in chosen}) and not interrupted:
             good, interrupted = measure(plan, reference, some, report)
             whole = whole and good
     met = report.finish(arguments)

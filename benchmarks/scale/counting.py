@@ -226,7 +226,7 @@ class _Counted:
         """Return each worker's resources; compute how much memory a connected pair takes."""
         held = self._holdings()
         grown = sum(one["own"] for one in held) - self._own
-        if calls := sum(one.get("calls", 0) for one in self._calls) - self._calls_seen:
+        if calls := sum(call.get("calls", 0) for call in self._calls) - self._calls_seen:
             self._pair = grown / calls
         self._own += grown
         self._calls_seen += calls

@@ -62,14 +62,14 @@ class Parser:
 
     def _end(self, fields: str) -> int:
         at = 1
-        for one in fields:
-            if one == "s":
+        for field in fields:
+            if field == "s":
                 at += _SHORT
-            elif one == "n":
+            elif field == "n":
                 at += _NUMBER
             else:
                 count = 1
-                if one == "T":
+                if field == "T":
                     count, at = self._length(at)
                 for _ in range(count):
                     length, at = self._length(at)

@@ -104,9 +104,9 @@ class StoreRelay:
     async def _listen(self) -> list[int]:
         self._servers = [
             await asyncio.start_server(
-                functools.partial(self._serve, one), "127.0.0.1", backlog=_BACKLOG
+                functools.partial(self._serve, request), "127.0.0.1", backlog=_BACKLOG
             )
-            for one in self._requests
+            for request in self._requests
         ]
         return [server.sockets[0].getsockname()[1] for server in self._servers]
 
@@ -122,7 +122,7 @@ class StoreRelay:
             await asyncio.sleep(0)
         if self._failures:
             raise self._failures[0]
-        return [one.copy() for one in self._requests]
+        return [request.copy() for request in self._requests]
 
     async def _serve(
         self, one: Requests, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -91,9 +91,11 @@ def _defaults(kind: type) -> dict[str, Any]:
             _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
         except (KeyError, TypeError, ValueError):
             continue  # no __init__ of its own, or one written in C
-        for one in parameters:
-            if one.kind in _BY_KEYWORD:
-                defaults[one.name] = None if one.default is one.empty else one.default
+        for parameter in parameters:
+            if parameter.kind in _BY_KEYWORD:
+                defaults[parameter.name] = (
+                    None if parameter.default is parameter.empty else parameter.default
+                )
     return defaults
 
 
@@ -110,7 +112,7 @@ def _settable(kind: type) -> list[str]:
 def _refuse_devices(name: str, left_out: Mapping[str, Any]) -> None:
     devices = [one for one in _DEVICES if one in left_out]
     if devices:
-        asked = " and ".join(f"{one}={_plain(left_out[one])!r}" for one in devices)
+        asked = " and ".join(f"{device}={_plain(left_out[device])!r}" for device in devices)
         raise ValueError(
             f"{_settings.OVERRIDE} replaces the program's backend with {name}, but the program's "
             f"options set {asked}. {name} does not support devices or device maps, so tensors "

@@ -102,8 +102,8 @@ def _is_member_name(name: str) -> bool:
 
 
 def _why_conflict(claimants: list[Record]) -> str:
-    who = " and ".join(f"{one.origin} ({one.value})" for one in claimants)
-    packages = sorted({one.distribution for one in claimants if one.distribution})
+    who = " and ".join(f"{claimant.origin} ({claimant.value})" for claimant in claimants)
+    packages = sorted({claimant.distribution for claimant in claimants if claimant.distribution})
     if len(packages) == 1:
         return (
             f"RPC backend {claimants[0].name!r} is declared more than once by one package: {who}. "

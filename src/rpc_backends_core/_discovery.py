@@ -97,7 +97,7 @@ def select(entry_points: Iterable[Any], unreadable: Sequence[Unreadable] = ()) -
 def declared(group: str) -> list[Record]:
     """Return the entry points of one group in all installed packages, sorted."""
     entry_points, _ = read_all()
-    return _records(one for one in entry_points if one.group == group)
+    return _records(point for point in entry_points if point.group == group)
 
 
 def unreadable() -> list[Unreadable]:
@@ -158,10 +158,10 @@ def _meant(group: str) -> str | None:
 
 def _records(entry_points: Iterable[Any]) -> list[Record]:
     found: dict[tuple[str, str, str], Record] = {}
-    for one in entry_points:
-        distribution, version = _name_and_version(one.dist)
-        record = Record(one.name, "plugin", distribution, version, one.value, entry_point=one)
-        found.setdefault((one.name, f"{distribution or ''} {version or ''}", one.value), record)
+    for point in entry_points:
+        distribution, version = _name_and_version(point.dist)
+        record = Record(point.name, "plugin", distribution, version, point.value, entry_point=point)
+        found.setdefault((point.name, f"{distribution or ''} {version or ''}", point.value), record)
     return [found[key] for key in sorted(found)]
 
 

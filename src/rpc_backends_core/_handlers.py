@@ -115,7 +115,11 @@ def wrong_agent(resolved: ResolvedBackend, found: Any) -> BackendContractError |
 def hook_packages(hooks: Any, name: str) -> list[str]:
     """Return the packages that implement the hook ``name``, as error messages name them."""
     implementations = getattr(hooks, name).get_hookimpls()
-    return [one.plugin_name for one in implementations if one.plugin_name != "defaults"]
+    return [
+        implementation.plugin_name
+        for implementation in implementations
+        if implementation.plugin_name != "defaults"
+    ]
 
 
 def shown(found: Any) -> str:

@@ -79,7 +79,7 @@ def installed() -> list[Package]:
             else:
                 hashes[path] = actual
         package = found.package(hashes)
-        problems += [f"{found.origin}: {one}" for one in _intruders(found.dist, hashes)]
+        problems += [f"{found.origin}: {intruder}" for intruder in _intruders(found.dist, hashes)]
         packages.append(package)
     if problems:
         raise LockError(f"the installed packages cannot be locked: {_listed(problems)}")

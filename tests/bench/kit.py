@@ -44,7 +44,7 @@ def made_up(
                     OURS,
                     *others,
                     reference,
-                    *(f"{BASELINE}{one}" for one in row.baselines),
+                    *(f"{BASELINE}{baseline}" for baseline in row.baselines),
                 ):
                     factor = (factors or {}).get(row.id, 1.0) if label == OURS else 1.0
                     value = 1e-3 * drift * factor * chance.lognormvariate(0, noise)

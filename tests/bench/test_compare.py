@@ -61,7 +61,7 @@ def test_few_rounds_find_only_large_changes() -> None:
 def test_runs_with_different_references_compare_figures() -> None:
     found = compare(made_up(reference="ZEROMQ"), made_up({"latency.noop": 3}, noise=0.001))
 
-    assert all(one.absolute for one in found.changes)
+    assert all(change.absolute for change in found.changes)
     assert "figures are compared and not ratios" in found.notes[0]
 
 
@@ -83,5 +83,5 @@ def test_a_change_from_or_to_zero_has_no_factor(before: float, after: float) -> 
     found = compare(old, new)
 
     assert found.beyond_noise() == []
-    (idle,) = [one for one in found.changes if one.row == "cpu.idle"]
+    (idle,) = [change for change in found.changes if change.row == "cpu.idle"]
     assert idle.factor == 1.0

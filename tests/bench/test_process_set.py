@@ -82,7 +82,7 @@ def test_a_failed_participant_is_reported_and_removed() -> None:
         assert list(processes) == ["b"]
         assert log[-1] == "close a"
 
-    assert [(one.label, one.at, one.text, one.detail) for one in problems] == [
+    assert [(problem.label, problem.at, problem.text, problem.detail) for problem in problems] == [
         ("a", "a block", "it fell over", "where")
     ]
 
@@ -96,7 +96,7 @@ def test_a_participant_that_cannot_start_is_not_added() -> None:
         assert not processes.add(Fake("a", []), fail)
         assert not processes
 
-    assert [one.at for one in problems] == ["start"]
+    assert [problem.at for problem in problems] == ["start"]
 
 
 def test_rows_are_chosen_by_id_prefix_or_pattern() -> None:

@@ -20,7 +20,7 @@ BRIDGE_OFF = [("RPC_BACKENDS_AUTOLOAD", "0"), ("TORCH_DEVICE_BACKEND_AUTOLOAD", 
 def _finding(ended: Any, section: str, about: str) -> dict[str, Any]:
     """Return the first finding about something."""
     findings = ended.json["sections"][section]
-    found: dict[str, Any] = next(one for one in findings if one["about"] == about)
+    found: dict[str, Any] = next(finding for finding in findings if finding["about"] == about)
     return found
 
 

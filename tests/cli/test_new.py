@@ -254,7 +254,7 @@ def test_no_file_of_a_new_package_has_a_path_of_this_machine(command: Any, trans
     folder = command.packages.parent / "rpc-backend-my-backend"
     texts = {p.relative_to(folder): p.read_text() for p in folder.rglob("*") if p.is_file()}
     places = {str(ROOT), str(Path.home()), sys.prefix, str(folder)}
-    assert [path for path, text in texts.items() if any(one in text for one in places)] == []
+    assert [path for path, text in texts.items() if any(place in text for place in places)] == []
 
 
 def test_no_comment_of_a_new_package_has_the_address_of_an_index(all_variants: Path) -> None:
@@ -347,9 +347,9 @@ def test_ci_tests_the_oldest_and_newest_torch(all_variants: Path) -> None:
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     (torch,) = [Requirement(one) for one in project["dependencies"] if one.startswith("torch")]
     (ours,) = [
-        Requirement(one)
-        for one in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-        if one.startswith("torch")
+        Requirement(text)
+        for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        if text.startswith("torch")
     ]
     workflow = yaml.safe_load((folder / ".github/workflows/test.yml").read_text())
     matrix = workflow["jobs"]["test"]["strategy"]["matrix"]

@@ -202,7 +202,7 @@ def test_unknown_chapters_come_last() -> None:
     made = report(*map(result, ("zzz.a", "life.a", "calls.a", "data.a", "calls.b")))
 
     assert list(made.chapters()) == ["calls", "data", "life", "zzz"]
-    assert [one.id for one in made.chapters()["calls"]] == ["calls.a", "calls.b"]
+    assert [chapter.id for chapter in made.chapters()["calls"]] == ["calls.a", "calls.b"]
 
 
 def test_a_report_comes_back_from_its_json() -> None:
@@ -347,7 +347,11 @@ def test_the_page_begins_with_the_failures() -> None:
 def test_the_page_loads_nothing() -> None:
     text = render(EVERYTHING)
 
-    assert not [one for one in Page(text).attributes if one[1] in ("src", "href", "srcset")]
+    assert not [
+        attribute
+        for attribute in Page(text).attributes
+        if attribute[1] in ("src", "href", "srcset")
+    ]
     assert not re.search(r"https?://|@import|url\(|<script", text)
     assert "prefers-color-scheme: dark" in text
 
@@ -357,4 +361,4 @@ def test_a_conforming_page_has_no_empty_parts() -> None:
 
     assert page.texts("title") == ["PIGEON conforms"]
     assert page.texts("h2") == ["Chapters", "Requirements"]
-    assert [one for one in page.texts("th") if one in list(Outcome)] == ["passed", "failed"]
+    assert [text for text in page.texts("th") if text in list(Outcome)] == ["passed", "failed"]

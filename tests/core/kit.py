@@ -117,7 +117,7 @@ class Site:
     def scan(self) -> discovery.Scan:
         """Scan this folder as the core scans ``sys.path``."""
         distributions = importlib_metadata.distributions(path=[str(self.folder)])
-        return discovery.select(one for each in distributions for one in each.entry_points)
+        return discovery.select(point for each in distributions for point in each.entry_points)
 
     def forget_modules(self) -> None:
         """Remove modules of this folder from ``sys.modules``, so that each test imports its own."""

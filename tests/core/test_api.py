@@ -54,7 +54,7 @@ def test_replaced_functions_keep_torchs_signatures(module: str, name: str) -> No
 
     def shape(function: Any) -> list[Any]:
         parameters = inspect.signature(function).parameters.values()
-        return [(one.name, one.kind, one.default) for one in parameters]
+        return [(parameter.name, parameter.kind, parameter.default) for parameter in parameters]
 
     assert shape(ours) == shape(torchs)
 
@@ -107,7 +107,7 @@ def test_registrations_by_torchs_modules_are_torchs_own(site: Site, registry: Re
     caller["register_backend"] = patches.register_backend
     caller["register"]("FAULTY", construct, init)
     assert api.record("FAULTY").source == "plugin"
-    assert [(one.source, one.state) for one in api.records()] == [
+    assert [(record.source, record.state) for record in api.records()] == [
         ("plugin", "found"),
         ("torch", "shadowed"),
     ]

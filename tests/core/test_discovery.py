@@ -46,14 +46,14 @@ def test_select_takes_only_the_two_groups() -> None:
             entry("E", group="RPC.backends"),
         ]
     )
-    assert [one.name for one in found.backends] == ["A"]
-    assert [one.name for one in found.hooks] == ["B"]
+    assert [backend.name for backend in found.backends] == ["A"]
+    assert [hook.name for hook in found.hooks] == ["B"]
 
 
 def test_select_sorts_the_entry_points() -> None:
     entries = [entry("B"), entry("A", "two:X"), entry("A", "one:X"), entry("a")]
     orders = {
-        tuple((one.name, one.value) for one in discovery.select(each).backends)
+        tuple((backend.name, backend.value) for backend in discovery.select(each).backends)
         for each in itertools.permutations(entries)
     }
     assert orders == {
@@ -98,7 +98,7 @@ def test_the_first_copy_of_a_distribution_counts(
     copies[0].add("rpc-backend-pigeon", "2.0", backends={"PIGEON": "pigeon:BACKEND"})
     copies[1].add("RPC_Backend.Pigeon", "1.0", backends={"PIGEON": "pigeon:BACKEND"})
     scan = everything_installed(monkeypatch, *(copy.folder for copy in copies))
-    (found,) = [one for one in scan.backends if one.name == "PIGEON"]
+    (found,) = [backend for backend in scan.backends if backend.name == "PIGEON"]
     assert (found.distribution, found.version) == ("rpc-backend-pigeon", "2.0")
 
 

@@ -204,7 +204,7 @@ def test_a_hook_package_may_use_a_backend_at_import(site: Site, registry: Regist
     # Loading the plugin notifies the hooks, so the hook package is imported. It uses the same plugin.
     registry.backend("PIGEON")
     assert agent_to_install("agent") == "theirs"
-    assert [(one.state, one.error) for one in loaded_packages()] == [("loaded", None)]
+    assert [(package.state, package.error) for package in loaded_packages()] == [("loaded", None)]
 
 
 def test_a_hook_package_may_load_a_backend_first(site: Site, registry: Registry) -> None:
@@ -243,7 +243,7 @@ def test_a_refusal_reaches_the_caller_and_the_handler_is_not_called(
         with pytest.raises(RefusedError, match="MINE is not allowed here"):
             functions.init_backend("MINE")
     assert backend.initialised == []
-    assert [(one.state, one.error) for one in loaded_packages()] == [("loaded", None)]
+    assert [(package.state, package.error) for package in loaded_packages()] == [("loaded", None)]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_the_handlers_own_exception_passes_through_wrappers_unchanged(
     assert caught.value is error
     assert len(backend.constructed) == 1
     assert len(calls(module)) == 1
-    assert [(one.state, one.error) for one in loaded_packages()] == [("loaded", None)]
+    assert [(package.state, package.error) for package in loaded_packages()] == [("loaded", None)]
 
 
 def test_a_wrapper_may_turn_the_handlers_failure_into_a_result(
@@ -317,7 +317,10 @@ def test_an_unloadable_package_is_named_and_skipped(
     assert "rpc-hooks-broken 1.0" in str(warned[0].message)
     assert "pip uninstall rpc-hooks-broken" in str(warned[0].message)
     assert backend.constructed == [(60.0, "env://", {"window": 1})]
-    found = {one.distribution: (one.state, one.error is None) for one in loaded_packages()}
+    found = {
+        package.distribution: (package.state, package.error is None)
+        for package in loaded_packages()
+    }
     assert found == {"rpc-hooks-broken": ("failed", False), "rpc-hooks-healthy": ("loaded", True)}
     # From now on the broken package is treated as if it were not installed.
     seen = len(calls(healthy))
@@ -501,7 +504,7 @@ def test_a_failing_hook_is_an_error_that_names_it(
             assert caught.value.__cause__ is None
         else:
             assert isinstance(caught.value.__cause__, cause)
-    assert {one.state for one in loaded_packages()} == {"loaded"}
+    assert {package.state for package in loaded_packages()} == {"loaded"}
 
 
 def test_a_failing_method_names_its_own_package(site: Site, registry: Registry) -> None:
@@ -756,7 +759,7 @@ def test_a_failing_listener_is_an_error_that_names_it(site: Site, registry: Regi
     assert isinstance(caught.value.__cause__, OSError)
     assert registry.find("PIGEON").state == "loaded"
     registry.backend("PIGEON")
-    assert [one.state for one in loaded_packages()] == ["loaded"]
+    assert [package.state for package in loaded_packages()] == ["loaded"]
 
 
 def test_a_listener_failing_at_a_failure_names_itself(site: Site, registry: Registry) -> None:

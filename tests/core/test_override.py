@@ -69,7 +69,7 @@ def installed(with_torchs: Registry) -> None:
 def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
     """Return a function that returns the package's log, as pairs of level and text."""
     caplog.set_level(logging.INFO, "rpc_backends")
-    return lambda: [(one.levelname, one.getMessage()) for one in caplog.records]
+    return lambda: [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
 # --- which backend ---------------------------------------------------------------------------------

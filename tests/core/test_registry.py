@@ -27,7 +27,7 @@ def registry_of(site: Site) -> Registry:
 
 
 def states(registry: Registry, name: str) -> list[tuple[str, str]]:
-    return [(one.source, one.state) for one in registry.records() if one.name == name]
+    return [(record.source, record.state) for record in registry.records() if record.name == name]
 
 
 # --- order of lookup -------------------------------------------------------------------------------

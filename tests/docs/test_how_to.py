@@ -110,7 +110,7 @@ def test_the_secret_command_writes_a_private_file(tmp_path: Path) -> None:
 
 
 def test_the_rules_on_the_page_pass_the_check(tmp_path: Path) -> None:
-    rules = [one for one in blocks(HOW_TO / "inject-faults.md", "toml") if "[[rule]]" in one]
+    rules = [block for block in blocks(HOW_TO / "inject-faults.md", "toml") if "[[rule]]" in block]
     assert rules
     for one in rules:
         (tmp_path / "rules.toml").write_text(one)

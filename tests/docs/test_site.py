@@ -200,7 +200,7 @@ def test_the_page_shows_the_limits_of_rules() -> None:
 @pytest.mark.parametrize(
     ("title", "names"),
     [
-        ("Conformance report", {one.name for of in (Report, Result) for one in fields(of)}),
+        ("Conformance report", {field.name for of in (Report, Result) for field in fields(of)}),
         ("Bench results", set(Results({}, {}, [], "").to_json())),
     ],
 )

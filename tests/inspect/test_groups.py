@@ -151,7 +151,7 @@ def test_one_group_can_be_chosen(programs: list[Workers]) -> None:
             [*command, "--group", wanted], capture_output=True, text=True, check=True
         )
         found = json.loads(done.stdout)
-        assert {one["pid"] for one in found["workers"]} == {one.pid for one in programs[1]}
+        assert {one["pid"] for one in found["workers"]} == {worker.pid for worker in programs[1]}
         (group,) = found["groups"]
         assert group["members"] == ["worker0", "worker1"]
         assert group["id"] == state.group_key

@@ -300,7 +300,9 @@ def test_a_worker_whose_start_failed_is_named(unstarted: Workers, tmp_path: Path
     step.worker.kill()
 
 
-@pytest.mark.parametrize("backend", ["TENSORPIPE", "ZEROMQ", pytest.param("UCX", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "backend", ["TENSORPIPE", "ZEROMQ", pytest.param("UCX", marks=pytest.mark.thorough)]
+)
 def test_a_rank_that_has_not_started_is_named(
     unstarted: Workers, tmp_path: Path, backend: str
 ) -> None:
@@ -333,4 +335,4 @@ def test_dumps_of_several_workers_are_read_together(two: Workers, tmp_path: Path
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     command = [sys.executable, "-m", "rpc_backends_cli", "inspect", "--json", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert live in [one["text"] for one in json.loads(done.stdout)["causes"]]
+    assert live in [cause["text"] for cause in json.loads(done.stdout)["causes"]]

@@ -447,9 +447,11 @@ def test_doctor_names_a_package_that_breaks_torch(
         "rpc-backends", "doctor", "--json", env={"PYTHONPATH": str(tmp_path)}, check=False
     )
     sections = json.loads(ended.stdout)["sections"]
-    (torch,) = (one for one in sections["versions"] if one["about"] == "torch")
+    (torch,) = (section for section in sections["versions"] if section["about"] == "torch")
     assert torch["level"] == "problem"
-    (text,) = (one["text"] for one in sections["requirements"] if one["level"] == "problem")
+    (text,) = (
+        section["text"] for section in sections["requirements"] if section["level"] == "problem"
+    )
     check(text, title, UNREADABLE[title])
 
 

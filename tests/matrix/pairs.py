@@ -34,7 +34,9 @@ class Pair:
 def supported_torch() -> SpecifierSet:
     """Return the versions of torch that the core requires."""
     requirements = map(Requirement, _project()["dependencies"])
-    return next(one.specifier for one in requirements if one.name == "torch")
+    return next(
+        requirement.specifier for requirement in requirements if requirement.name == "torch"
+    )
 
 
 def supported_pythons() -> list[Version]:

@@ -59,14 +59,14 @@ class Row:
     @property
     def is_green(self) -> bool:
         """Whether every stage passed."""
-        return all(one.status == "passed" for one in self.stages.values())
+        return all(stage.status == "passed" for stage in self.stages.values())
 
 
 def read() -> list[Row]:
     """Return the rows of the file; none if there is no file."""
     if not FILE.exists():
         return []
-    return [_row(one) for one in json.loads(FILE.read_text())["pairs"]]
+    return [_row(pair) for pair in json.loads(FILE.read_text())["pairs"]]
 
 
 def of(torch: str, python: str) -> Row | None:

@@ -46,7 +46,9 @@ def main() -> int:
         f"{killed / max(len(chosen), 1):.1%} of all; {share(fates):.1%} without the {equivalent} "
         "survivors that are equivalent"
     )
-    unknown = [one for one in survivors if (one.fault, one.before) not in reasons]
+    unknown = [
+        survivor for survivor in survivors if (survivor.fault, survivor.before) not in reasons
+    ]
     for one in survivors:
         print(f"survives: {one}: {reasons.get((one.fault, one.before), 'NOT LISTED')}")
     return 1 if unknown else 0

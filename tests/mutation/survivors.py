@@ -15,7 +15,7 @@ FILE = Path(__file__).parent / "survivors.txt"
 def share(fates: list[Fate]) -> float:
     """Return the share of mutants that were killed, of all that are not known to be equivalent."""
     survivors = [fate.mutant for fate in fates if not fate.killed_by]
-    missed = [one for one in survivors if not is_equivalent(one)]
+    missed = [survivor for survivor in survivors if not is_equivalent(survivor)]
     killed = len(fates) - len(survivors)
     return killed / max(killed + len(missed), 1)
 

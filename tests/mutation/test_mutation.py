@@ -35,7 +35,11 @@ def _survivors(fates: list[Fate]) -> list[str]:
 def test_the_tests_kill_a_sample_of_mutants() -> None:
     """The sample has each 60th mutant; mutants that are known to survive are only in a whole run."""
     reasons = listed()
-    killable = [one for one in mutants(SOUND.read_text()) if (one.fault, one.before) not in reasons]
+    killable = [
+        mutant
+        for mutant in mutants(SOUND.read_text())
+        if (mutant.fault, mutant.before) not in reasons
+    ]
     assert not _survivors(_fates(killable[::_EVERY]))
 
 
@@ -50,7 +54,7 @@ def test_only_listed_mutants_survive() -> None:
 
 
 def test_every_listed_survivor_is_a_mutant_and_has_a_reason() -> None:
-    there = {(one.fault, one.before) for one in mutants(SOUND.read_text())}
+    there = {(mutant.fault, mutant.before) for mutant in mutants(SOUND.read_text())}
     assert set(listed()) <= there
     assert all(listed().values())
 

@@ -464,7 +464,7 @@ def test_a_held_message_keeps_its_streams(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     kinds = ("delay", "reply_delay")
     rules.write_text(
-        "".join(f'[[rule]]\nname = "{one}"\nwhat = "{one}"\nseconds = 0.02\n' for one in kinds)
+        "".join(f'[[rule]]\nname = "{kind}"\nwhat = "{kind}"\nseconds = 0.02\n' for kind in kinds)
     )
     with Workers(2, seconds=60, env={"RPC_BACKENDS_FAULTS": str(rules)}) as workers:
         workers.run(join, f"file://{tmp_path}/store", "ZEROMQ")

@@ -106,9 +106,9 @@ def test_hooks_see_every_start(url: str, tmp_path: Path, backend: str) -> None:
         workers.run(steps.join, url, backend=name, rpc_timeout=9)
 
         for index, records in enumerate(workers.run(new_records)):
-            what = [one[0] for one in records]
+            what = [record[0] for record in records]
             assert what == ["options", "agent", "init"]
-            assert {one[1] for one in records} == {name}
+            assert {record[1] for record in records} == {name}
             assert records[0][2] == 9
             assert records[1][2] == records[2][2] == f"worker{index}"
             assert (records[1][3] == "TensorPipeAgent") is own

@@ -122,7 +122,7 @@ def notebooks(port: int) -> Iterator[list[Notebook]]:
 
 def run_both(notebooks: list[Notebook], cell: Callable[[Notebook], str]) -> list[str]:
     """Run a cell in each notebook at the same time."""
-    running = [one.start(cell(one)) for one in notebooks]
+    running = [notebook.start(cell(notebook)) for notebook in notebooks]
     return [result() for result in running]
 
 

@@ -36,7 +36,7 @@ def of_wheel(wheel: Path) -> set[str]:
 def of_sdist(sdist: Path) -> set[str]:
     """Return the paths in an sdist, without its folder."""
     with tarfile.open(sdist) as archive:
-        return {one.name.partition("/")[2] for one in archive.getmembers() if one.isfile()}
+        return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
 
 
 def wheel_deviations(found: set[str], files: set[str]) -> list[str]:

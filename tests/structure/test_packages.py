@@ -97,18 +97,18 @@ def test_every_package_has_a_rule() -> None:
 
 def test_no_package_imports_upwards() -> None:
     wrong = [
-        one
-        for one in between_packages()
-        if one.packages[1] not in BELOW[one.packages[0]] | TOOLS.get(one.importer, set())
+        edge
+        for edge in between_packages()
+        if edge.packages[1] not in BELOW[edge.packages[0]] | TOOLS.get(edge.importer, set())
     ]
     assert not wrong, show(wrong)
 
 
 def test_packages_import_only_public_modules() -> None:
     wrong = [
-        one
-        for one in between_packages()
-        if one.imported not in PUBLIC.get(one.packages[1], {one.packages[1]})
+        edge
+        for edge in between_packages()
+        if edge.imported not in PUBLIC.get(edge.packages[1], {edge.packages[1]})
     ]
     assert not wrong, show(wrong)
 

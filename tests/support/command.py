@@ -35,6 +35,8 @@ BACKEND = (construct, init)
 """
 
 
+#: No lookups: the name server of the machine may be slow.
+_NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0"}
 #: Variables that Python or torch reads when it starts.
 _AT_START = ("PYTHON", "TORCH", "OMP_", "LD_", "MALLOC")
 _RUN = """
@@ -47,7 +49,8 @@ runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 @functools.cache
 def _forks() -> Forks:
     """Return the process that the programs of this test process are forked from."""
-    server = Forks({name: v for name, v in os.environ.items() if not name.startswith(_FOREIGN)})
+    environ = {name: v for name, v in os.environ.items() if not name.startswith(_FOREIGN)}
+    server = Forks({**environ, **_NO_NAME_SERVER})
     atexit.register(server.close)
     return server
 
@@ -67,10 +70,8 @@ class Command:
 
     def environ(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         environ = {name: v for name, v in os.environ.items() if not name.startswith(_FOREIGN)}
-        # No lookups: the name server of the machine may be slow.
-        no_name_server = {"RES_OPTIONS": "attempts:0"}
         packages = {"PYTHONPATH": str(self.packages)}
-        return {**environ, **no_name_server, **packages, **(extra or {})}
+        return {**environ, **_NO_NAME_SERVER, **packages, **(extra or {})}
 
     def __call__(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         """Run the command in a process that is forked, unless its start depends on ``env``."""

@@ -16,7 +16,9 @@ def text_of(node: ast.AST) -> str:
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     assert isinstance(node, ast.JoinedStr)
-    return "".join(text_of(one) if isinstance(one, ast.Constant) else "…" for one in node.values)
+    return "".join(
+        text_of(value) if isinstance(value, ast.Constant) else "…" for value in node.values
+    )
 
 
 @cache
@@ -25,7 +27,7 @@ def texts() -> str:
     found = []
     for file in (file for source in SOURCES for file in source.rglob("*.py")):
         nodes = ast.walk(ast.parse(file.read_text()))
-        found += [text_of(one) for one in nodes if isinstance(one, ast.JoinedStr | ast.Constant)]
+        found += [text_of(node) for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)]
     for file in (*ROOT.glob("packages/*/csrc/**/*.cpp"), *ROOT.glob("plugins/*/csrc/**/*.cpp")):
         joined = re.sub(r'"\s*\n\s*"', "", file.read_text())
         # Literals with an expression between them are one message.

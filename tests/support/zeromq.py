@@ -31,7 +31,8 @@ def logged_line(worker: Worker, *texts: str) -> str:
 
     def line() -> str | None:
         return next(
-            (one for one in worker.output.splitlines() if all(text in one for text in texts)), None
+            (line for line in worker.output.splitlines() if all(text in line for text in texts)),
+            None,
         )
 
     found: str = eventually(line, lambda: f"a line with {texts} in:\n{worker.output}")

@@ -131,10 +131,10 @@ def test_doctor_explains_variables_and_checks_rules(
     rules.write_text("[[rule]]\n")
     broken = check()
 
-    assert [one.level for one in without.findings] == ["ok"]
-    assert [one.level for one in sound.findings] == ["note", "ok"]
+    assert [finding.level for finding in without.findings] == ["ok"]
+    assert [finding.level for finding in sound.findings] == ["note", "ok"]
     assert sound.findings[1].data == {"rules": ["slow"]}
-    assert [one.level for one in broken.findings] == ["note", "problem"]
+    assert [finding.level for finding in broken.findings] == ["note", "problem"]
     assert "the rule has no 'what'" in broken.findings[1].text
 
 
@@ -152,7 +152,7 @@ def test_doctor_tells_our_variables_from_others() -> None:
         "RPC_BACKENDS_FAULTS_LOG": "x",
         "RPC_BACKENDS_FAULTY": "x",
     }
-    found = {one.about: one.level for one in variables(environ).findings}
+    found = {finding.about: finding.level for finding in variables(environ).findings}
 
     assert found["RPC_BACKENDS_FAULTS"] == found["RPC_BACKENDS_FAULTS_LOG"] == "ok"
     assert found["RPC_BACKENDS_FAULTY"] == "warning"

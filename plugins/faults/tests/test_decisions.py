@@ -118,9 +118,9 @@ def test_the_same_seed_decides_the_same_with_any_threads_and_load(
         outcomes.append(found)
         logs.append(faults_in(log / "worker0.jsonl"))
 
-    assert all(one == outcomes[0] for one in outcomes)
+    assert all(outcome == outcomes[0] for outcome in outcomes)
     assert all(one == logs[0] for one in logs)
-    failed = sum(one.count("failed") for one in outcomes[0].values())
+    failed = sum(outcome.count("failed") for outcome in outcomes[0].values())
     assert 0 < failed < 2 * CALLS
     assert len(logs[0]) == 2 * CALLS
 

@@ -77,7 +77,7 @@ def test_doctor_names_a_log_that_is_cut_off(
         workers.run(steps.leave)
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_LOG", str(logs))
 
-    [found] = [one for one in check().findings if one.level == "warning"]
+    [found] = [finding for finding in check().findings if finding.level == "warning"]
     assert found.about == "event log"
     assert f"{logs / 'worker1.jsonl'} is cut off: it stops in the middle of a line" in found.text
     assert "the disk was full" in found.text
@@ -92,7 +92,7 @@ def test_doctor_reports_the_log_of_a_killed_worker(
         workers[0].kill()
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_REPLAY", str(logs))
 
-    [found] = [one for one in check().findings if one.level == "warning"]
+    [found] = [finding for finding in check().findings if finding.level == "warning"]
     assert "worker0.jsonl is cut off: it stops before its end. Its process was killed" in found.text
 
 
@@ -105,5 +105,5 @@ def test_doctor_reports_complete_logs(
         workers.run(steps.leave)
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_LOG", str(logs))
 
-    assert [one.level for one in check().findings] == ["note", "ok"]
+    assert [finding.level for finding in check().findings] == ["note", "ok"]
     assert check().findings[1].text == f"2 logs in {logs}, complete"

@@ -92,14 +92,14 @@ def test_decisions_are_the_seeded_hash_of_rule_and_message(url: str, tmp_path: P
         siphash(
             (12345, 0),
             b"".join(map(text, ("some", "worker0", "worker1", "PYTHON_CALL")))
-            + number(int(one["digest"], 16))
-            + number(one["nth"]),
+            + number(int(call["digest"], 16))
+            + number(call["nth"]),
         )
         / 2**64
         < 0.3
-        for one in calls
+        for call in calls
     ]
-    assert ["faults" in one for one in calls] == expected
+    assert ["faults" in call for call in calls] == expected
     assert len(calls) == 100
     assert 10 < sum(expected) < 50
-    assert sorted({one["nth"] for one in calls}) == list(range(1, 11))
+    assert sorted({call["nth"] for call in calls}) == list(range(1, 11))

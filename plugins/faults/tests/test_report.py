@@ -129,7 +129,7 @@ def test_a_rule_with_changed_settings_is_two_rules(folder: Path) -> None:
     log.end(5, twice=9)
 
     rules = story(folder)["rules"]
-    assert [(one["looked_at"], one["acted"]) for one in rules] == [(5, 1), (9, 2)]
+    assert [(rule["looked_at"], rule["acted"]) for rule in rules] == [(5, 1), (9, 2)]
 
 
 def test_rules_show_how_often_they_matched_and_fired(url: str, folder: Path) -> None:

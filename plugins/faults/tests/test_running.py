@@ -420,8 +420,8 @@ def test_the_log_is_complete_up_to_a_crash(url: str, rules: Path, tmp_path: Path
     ends = {one["id"]: one["outcome"] for one in lines if one["event"] == "end"}
     assert lines[0]["event"] == "start"
     assert lines[0]["workers"] == ["worker0", "worker1"]
-    assert [one["nth"] for one in calls] == [1, 2, 3]
-    assert [ends.get(one["id"]) for one in calls] == ["answer", "answer", None]
+    assert [call["nth"] for call in calls] == [1, 2, 3]
+    assert [ends.get(call["id"]) for call in calls] == ["answer", "answer", None]
     assert [fault["what"] for fault in calls[2]["faults"]] == ["crash"]
 
 

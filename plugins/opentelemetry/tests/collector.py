@@ -18,7 +18,10 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 def values_of(attributes: Iterable[KeyValue]) -> dict[str, Any]:
     """Return attributes as a dictionary."""
-    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}
+    return {
+        attribute.key: getattr(attribute.value, attribute.value.WhichOneof("value"))
+        for attribute in attributes
+    }
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Collector:
 
     def metrics(self) -> set[str]:
         """Return the names of the metrics that have arrived."""
-        return {one.metric for one in list(self._points.values())}  # while others arrive
+        return {point.metric for point in list(self._points.values())}  # while others arrive
 
     def span(self, name: str, worker: str, *, is_server: bool = False) -> Span:
         """Return the only span with this name."""

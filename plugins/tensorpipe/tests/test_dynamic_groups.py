@@ -326,7 +326,7 @@ def test_only_one_of_several_joiners_with_one_name_succeeds(url: str) -> None:
         ]
         outcomes = [step.outcome() for step in steps_under_way]
 
-        refused = [one for one in outcomes if isinstance(one, Failure)]
+        refused = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         assert len(refused) == 2
         assert all("name same is not unique" in one.text for one in refused)
         running = [0, 1 + next(i for i, one in enumerate(outcomes) if isinstance(one, Done))]

@@ -188,10 +188,10 @@ class _Round:
             self.listener.advance(seconds)
 
     def _with_row(self, row: str) -> list[Participant]:
-        return [one for one in self.processes.values() if one.has(row)]
+        return [process for process in self.processes.values() if process.has(row)]
 
     def _groups(self) -> list[Group]:
-        return [one for one in self.processes.values() if isinstance(one, Group)]
+        return [process for process in self.processes.values() if isinstance(process, Group)]
 
 
 def _add_pairs(

@@ -215,7 +215,7 @@ def _peers(names: Sequence[str]) -> list[Subject]:
                 f"--peer {name}: {name} is not installed. Run pip install {known[name].distribution}"
             )
     chosen = [one for one in names if one != "none"] if names else installed
-    return [Subject(known[one].label, one, peer=one) for one in dict.fromkeys(chosen)]
+    return [Subject(known[name].label, name, peer=name) for name in dict.fromkeys(chosen)]
 
 
 def _subjects(

@@ -58,7 +58,7 @@ class Comparison:
 
     def beyond_noise(self) -> list[Change]:
         """Return the changes beyond the noise, the largest first."""
-        found = [one for one in self.changes if one.verdict != "no change"]
+        found = [change for change in self.changes if change.verdict != "no change"]
         return sorted(found, key=lambda one: -max(one.factor, 1 / one.factor))
 
     def to_json(self) -> dict[str, Any]:

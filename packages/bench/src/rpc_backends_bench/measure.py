@@ -40,8 +40,8 @@ def run(
     """
     try:
         for stage in _STAGES:
-            failed = {one.label for one in results.problems if one.at == "start"}
-            remaining = [one for one in subjects if one.label not in failed]
+            failed = {problem.label for problem in results.problems if problem.at == "start"}
+            remaining = [subject for subject in subjects if subject.label not in failed]
             if stage not in _WITH_PEERS:
                 remaining = [one for one in remaining if not one.peer]
             if stage is groups.measure_dynamic:

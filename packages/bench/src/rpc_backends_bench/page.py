@@ -35,7 +35,7 @@ def render(results: Results, comparison: Comparison | None, pictures: Sequence[P
     return environment.get_template("bench.html.j2").render(
         results=results,
         others=others,
-        pictures=[(one.plot, _embedded(one)) for one in pictures],
+        pictures=[(picture.plot, _embedded(picture)) for picture in pictures],
         sections=_sections(results),
         machine=machine.summary(results.machine),
         disturbances=disturbances(results),

@@ -105,7 +105,7 @@ class Participant:
         :raises ParticipantError: the task failed in a worker.
         """
         with _worker_errors():
-            return self._results([one.start(task, *args, **kwargs) for one in self.workers])
+            return self._results([worker.start(task, *args, **kwargs) for worker in self.workers])
 
     def run_each(self, task: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run a task in the first ``len(arguments)`` workers at once, each with its own arguments."""

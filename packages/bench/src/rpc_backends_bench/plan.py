@@ -136,8 +136,8 @@ class Plan:
         """Return the plan without groups of more than ``largest`` workers."""
         return replace(
             self,
-            clients=tuple(one for one in self.clients if one < largest),
-            groups=tuple(one for one in self.groups if one[0] <= largest),
+            clients=tuple(client for client in self.clients if client < largest),
+            groups=tuple(group for group in self.groups if group[0] <= largest),
             joins=tuple((min(largest, size), rounds) for size, rounds in self.joins),
         )
 

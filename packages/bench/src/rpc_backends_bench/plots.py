@@ -77,8 +77,8 @@ def _draw_latencies(results: Results) -> Figure:
                 continue
             percents, values = zip(*series.curve, strict=True)
             axes.plot(
-                [_nines(one) for one in percents],
-                [one * 1e6 for one in values],
+                [_nines(percent) for percent in percents],
+                [value * 1e6 for value in values],
                 color=colour,
                 linestyle=line,
                 label=drawing.name_of(label),
@@ -268,9 +268,9 @@ def _ratio_of_times(row: Row, ratio: Ratio) -> Ratio:
     """Return a ratio as a ratio of times (below 1 is better), limited to the range of the axis."""
     ends = (ratio.low, ratio.middle, ratio.high)
     if row.higher_is_better:
-        high, middle, low = (1 / max(one, 1 / _MAX_RATIO) for one in ends)
+        high, middle, low = (1 / max(end, 1 / _MAX_RATIO) for end in ends)
         ends = (low, middle, high)
-    low, middle, high = (min(max(one, 1 / _MAX_RATIO), _MAX_RATIO) for one in ends)
+    low, middle, high = (min(max(end, 1 / _MAX_RATIO), _MAX_RATIO) for end in ends)
     return Ratio(low, middle, high, ratio.pairs)
 
 

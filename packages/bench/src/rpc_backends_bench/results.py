@@ -106,7 +106,7 @@ class Results:
     @property
     def labels(self) -> list[str]:
         """The labels of what was measured, the reference last."""
-        return [one["label"] for one in self.subjects]
+        return [subject["label"] for subject in self.subjects]
 
     def add(
         self,
@@ -181,7 +181,7 @@ class Results:
             "subjects": self.subjects,
             "reference": self.reference,
             "rows": list(rows.values()),
-            "problems": [asdict(one) for one in self.problems],
+            "problems": [asdict(problem) for problem in self.problems],
         }
 
     @classmethod

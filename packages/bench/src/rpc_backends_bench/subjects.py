@@ -114,7 +114,7 @@ def arrange(
     check_named(named)
     subjects = list(named)
     if reference is None:
-        usual = next((one for one in subjects if one.label == DEFAULT_REFERENCE), None)
+        usual = next((subject for subject in subjects if subject.label == DEFAULT_REFERENCE), None)
         if len(subjects) > 1:
             reference = usual or subjects[0]
             subjects.remove(reference)
@@ -142,9 +142,11 @@ def _unique(subjects: Sequence[Subject]) -> list[Subject]:
     """Return the subjects with a number added to each repeated label."""
     seen: dict[str, int] = {}
     result = []
-    for one in subjects:
-        seen[one.label] = count = seen.get(one.label, 0) + 1
-        result.append(one if count == 1 else replace(one, label=f"{one.label} ({count})"))
+    for subject in subjects:
+        seen[subject.label] = count = seen.get(subject.label, 0) + 1
+        result.append(
+            subject if count == 1 else replace(subject, label=f"{subject.label} ({count})")
+        )
     return result
 
 

@@ -96,16 +96,16 @@ def check(here: Machine, environ: Mapping[str, str] = os.environ) -> Section:
         level = "warning" if spread else "note"
         why = f"{spread}, and workers there" if spread else "fine on one machine; workers elsewhere"
         where = f"{where}: {why} cannot reach it. {remedy}"
-    data = {**asdict(chosen), "interfaces": [asdict(one) for one in here.interfaces]}
+    data = {**asdict(chosen), "interfaces": [asdict(interface) for interface in here.interfaces]}
     return Section("addresses", "Addresses of workers", [Finding(level, "TensorPipe", where, data)])
 
 
 def _alternatives(here: Machine) -> str:
     """Return the interfaces that other machines may reach, each with the address torch would use."""
     first: dict[str, str] = {}
-    for one in here.interfaces:
-        if not is_loopback(one.address):
-            first.setdefault(one.name, one.address)
+    for interface in here.interfaces:
+        if not is_loopback(interface.address):
+            first.setdefault(interface.name, interface.address)
     return (
         f": {', '.join(f'{name} ({address})' for name, address in first.items())}" if first else ""
     )
@@ -118,7 +118,7 @@ def _fallback(here: Machine, how: str, failure: str) -> Address:
 def _several_hosts(here: Machine, environ: Mapping[str, str]) -> str | None:
     """Return evidence for workers on other machines, or None."""
     master = environ.get("MASTER_ADDR", "")
-    mine = {one.address for one in here.interfaces}
+    mine = {interface.address for interface in here.interfaces}
     if master and not any(is_loopback(one) or one in mine for one in _resolve(master)):
         return f"MASTER_ADDR={master} is another machine"
     everywhere, local = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")

@@ -101,7 +101,7 @@ def _backends(
     yield from sections
     if not calls:
         return
-    usable = [one.about for one in sections[0].findings if one.data["state"] in _USABLE]
+    usable = [finding.about for finding in sections[0].findings if finding.data["state"] in _USABLE]
     findings = []
     for number, name in enumerate(usable, 1):
         status(f"making calls over {name} ({number} of {len(usable)})")

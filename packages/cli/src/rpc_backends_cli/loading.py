@@ -119,7 +119,7 @@ def _load_hooks(name: str) -> str | None:
     """Return why the hook package that :func:`hook_id` calls ``name`` cannot be loaded, or None."""
     from rpc_backends_core.spi.inspection import Hooks, default_registry
 
-    found = [one for one in default_registry().hook_packages() if hook_id(one) == name]
+    found = [package for package in default_registry().hook_packages() if hook_id(package) == name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the record has the same message
         errors = [record.error for record in Hooks(found).records if record.error is not None]
@@ -155,7 +155,9 @@ def _call_hooks(me: WorkerContext, name: str) -> str | None:
 
     rpc_backends_core.install()
     os.environ.pop(settings.OVERRIDE, None)
-    hooks = Hooks([one for one in default_registry().hook_packages() if hook_id(one) == name])
+    hooks = Hooks(
+        [package for package in default_registry().hook_packages() if hook_id(package) == name]
+    )
     use_hooks(hooks)
     me.doing("calling its hooks")
     try:
@@ -191,7 +193,7 @@ def check(records: list[Record], found_hooks: list[Record], limit: float) -> lis
     results = load_all(items, limit)
     backends = [_backend(record, results.get(("backend", record.name))) for record in records]
     # Packages that claim the same name share one error.
-    backends = list({(one.about, one.text): one for one in backends}.values())
+    backends = list({(backend.about, backend.text): backend for backend in backends}.values())
     hooks = []
     for found in found_hooks:
         loaded = results["hook", hook_id(found)]

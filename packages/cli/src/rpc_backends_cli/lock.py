@@ -68,7 +68,7 @@ def _write(path: Path, allow_editable: bool, as_json: bool) -> None:
             f"{path} is not a regular file, so no lock is written to it. Name another file."
         )
     packages = lock.installed()
-    editable = [one for one in packages if one.editable is not None]
+    editable = [package for package in packages if package.editable is not None]
     if editable and not allow_editable:
         names = ", ".join(f"{one.distribution} ({one.editable})" for one in editable)
         raise Failure(
@@ -77,7 +77,7 @@ def _write(path: Path, allow_editable: bool, as_json: bool) -> None:
         )
     lock.write(path, packages)
     if as_json:
-        print_json({"file": str(path), "packages": [asdict(one) for one in packages]})
+        print_json({"file": str(path), "packages": [asdict(package) for package in packages]})
         return
     for one in packages:
         what = f"editable, in {one.editable}" if one.editable else f"{len(one.files)} files"

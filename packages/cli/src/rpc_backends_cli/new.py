@@ -138,7 +138,9 @@ def _check_taken(names: Names) -> None:
         raise Failure(
             f"torch cannot be imported, so it is unknown which names are taken: {failure}"
         )
-    holders = [one.origin for one in records() if one.name.casefold() == names.member.casefold()]
+    holders = [
+        record.origin for record in records() if record.name.casefold() == names.member.casefold()
+    ]
     if names.member in BUILTIN_CAPABILITIES and not holders:
         holders.append("torch itself")
     if holders:

@@ -24,7 +24,9 @@ def check(items: list[pytest.Item]) -> None:
         found = subject_of(item)
         if found is None:
             usable = [
-                one.name for one in records() if one.state in ("found", "loaded", "registered")
+                record.name
+                for record in records()
+                if record.state in ("found", "loaded", "registered")
             ]
             raise pytest.UsageError(
                 f"{item.name} belongs to the conformance suite, and no backend is named. Use "

@@ -66,7 +66,8 @@ def _render_chapters(report: Report, to: Console) -> None:
     def row(title: str, results: list[Result], style: str) -> None:
         count = report.count(results)
         numbers = [
-            Text(str(count[one]), _OUTCOME_STYLES[one] if count[one] else "dim") for one in columns
+            Text(str(count[column]), _OUTCOME_STYLES[column] if count[column] else "dim")
+            for column in columns
         ]
         seconds = sum(result.seconds for result in results)
         table.add_row(Text(title, style), *numbers, f"{seconds:.1f} s")

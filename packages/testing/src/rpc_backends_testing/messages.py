@@ -71,7 +71,7 @@ class Message:
 
     def build(self) -> Any:
         """Return the value, with tensors in new storages."""
-        memory = [contents(one) for one in self.storages]
+        memory = [contents(storage) for storage in self.storages]
         return _build(self.value, memory)
 
     def sharing(self) -> list[Place | None]:
@@ -307,6 +307,6 @@ def groups_of_messages(draw: st.DrawFn) -> list[Message]:
 @st.composite
 def lists_of_bytes(draw: st.DrawFn) -> Message:
     """Give a message that is a list of one or more tensors of bytes, each all of its storage."""
-    found = [Storage(one.size, "uint8", one.number) for one in _storages(draw, 0)]
+    found = [Storage(storage.size, "uint8", storage.number) for storage in _storages(draw, 0)]
     storages = tuple(found or [Storage(0, "uint8", 0)])
     return Message(storages, [_whole(index, one) for index, one in enumerate(storages)])

@@ -59,12 +59,12 @@ def render(report: Report) -> str:
         ],
         total=_row(report, report.results),
         excluded=_of(report, Outcome.EXCLUDED),
-        tested=sum(one.outcome not in _UNTESTED for one in report.results),
+        tested=sum(result.outcome not in _UNTESTED for result in report.results),
         outcomes=_outcomes(report),
         not_run=report.count()[Outcome.NOT_RUN],
         not_applicable=report.count()[Outcome.NOT_APPLICABLE],
         columns=_columns(report),
-        capabilities=[_capability(report, *one) for one in report.capabilities().items()],
+        capabilities=[_capability(report, *item) for item in report.capabilities().items()],
         tones=_TONES,
         verdict_tone="odd" if report.is_qualified else _VERDICT_TONES[report.conclusion],
         seconds=_seconds,
@@ -79,8 +79,8 @@ def _columns(report: Report) -> list[Outcome]:
 
 def _outcomes(report: Report) -> str:
     """Return how many of the tested requirements have each outcome, in words."""
-    columns = [one for one in _columns(report) if one not in _UNTESTED]
-    texts = (f"{report.count()[one]} {one}" for one in columns)
+    columns = [column for column in _columns(report) if column not in _UNTESTED]
+    texts = (f"{report.count()[column]} {column}" for column in columns)
     return " · ".join(text.replace(" ", "\N{NO-BREAK SPACE}") for text in texts)
 
 

@@ -171,7 +171,11 @@ class Report:
     @property
     def excluded(self) -> dict[str, str]:
         """The requirements that fail and that the backend excludes: their ids, with the reasons."""
-        return {one.id: one.reason for one in self.results if one.outcome is Outcome.EXCLUDED}
+        return {
+            result.id: result.reason
+            for result in self.results
+            if result.outcome is Outcome.EXCLUDED
+        }
 
     def count(self, results: Iterable[Result] | None = None) -> Counter[Outcome]:
         """Count the outcomes of all results, or of some."""
@@ -195,7 +199,9 @@ class Report:
             }:
                 found.append((f"{name} ({len(results)} requirements)", results[0].reason))
             else:
-                found += [(one.id, one.reason) for one in results if one.outcome is outcome]
+                found += [
+                    (result.id, result.reason) for result in results if result.outcome is outcome
+                ]
         return found
 
     def capabilities(self) -> dict[str, str]:

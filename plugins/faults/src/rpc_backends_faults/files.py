@@ -73,7 +73,7 @@ def parse(text: str, name: str) -> RuleSet:
             f"to {MOST_COUNT}."
         )
     tables = settings.get("rule", [])
-    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         problems.append(f"{name}:{lines.top('rule')}: write each rule under [[rule]].")
         tables = []
     if len(tables) > MOST_RULES:

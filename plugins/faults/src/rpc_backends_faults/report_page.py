@@ -123,7 +123,7 @@ def _cut_off(torn: bool, crash: str) -> str:
 def _crash_of(request: dict[str, Any]) -> str:
     """Return the name of the crash rule that a request triggered; empty if there is none."""
     faults = request.get("faults", [])
-    return next((str(one["rule"]) for one in faults if one.get("what") == "crash"), "")
+    return next((str(fault["rule"]) for fault in faults if fault.get("what") == "crash"), "")
 
 
 @dataclass

@@ -366,7 +366,7 @@ def test_parameters_on_each_worker(me: WorkerContext) -> None:
     rrefs = [rpc.remote(name, Linear) for name in ("worker1", "worker2")]
     with dist_autograd.context() as context:
         results = [rpc.rpc_async(rref.owner(), forward, args=(rref, x)) for rref in rrefs]
-        loss = sum((one.wait() * scale).sum() for one in results)
+        loss = sum((result.wait() * scale).sum() for result in results)
         assert isinstance(loss, torch.Tensor)
         backward(context, loss)
         expect(gradient(context, scale)).gives(wanted_scale)
@@ -506,7 +506,7 @@ def train_there(optimizer_class: Any, options: dict[str, Any]) -> list[torch.Ten
     for _ in range(STEPS):
         with dist_autograd.context() as context:
             results = [rpc.rpc_async(rref.owner(), forward, args=(rref, x)) for rref in rrefs]
-            loss = sum((one.wait() * scale).sum() for one in results)
+            loss = sum((result.wait() * scale).sum() for result in results)
             dist_autograd.backward(context, [loss])
             optimizer.step(context)
     values = [scale.detach().clone()]

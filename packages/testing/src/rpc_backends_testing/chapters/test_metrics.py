@@ -119,7 +119,9 @@ def test_debug_info(me: WorkerContext) -> None:
 def test_debug_info_counts_rrefs(me: WorkerContext) -> None:
     """A worker's debug information has the number of RRefs that it owns."""
     rrefs = [rpc.remote("worker1", add, args=(number, 0)) for number in range(3)]
-    expect(doing("to_here() of 3 RRefs", lambda: [one.to_here() for one in rrefs])).gives([0, 1, 2])
+    expect(doing("to_here() of 3 RRefs", lambda: [rref.to_here() for rref in rrefs])).gives(
+        [0, 1, 2]
+    )
     expect(sync("worker1", owned_rrefs)).gives(3)
 
 

@@ -323,7 +323,9 @@ def test_to_two_at_once(me: WorkerContext) -> None:
     rref = rpc.remote("worker1", add, args=(1, 2))
     futures = [rpc.rpc_async(name, fetch, args=(rref,)) for name in ("worker1", "worker2")]
     expect(
-        doing("rpc_async of fetch(rref) on two workers", lambda: [one.wait() for one in futures])
+        doing(
+            "rpc_async of fetch(rref) on two workers", lambda: [future.wait() for future in futures]
+        )
     ).gives([3, 3])
 
 

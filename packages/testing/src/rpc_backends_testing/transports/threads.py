@@ -58,8 +58,8 @@ class ThreadTests:
         for round_ in range(10):
             with transports() as workers:
                 at_once(
-                    partial(one.send, 1 - one.id, message((round_, one.id), [9, 2000]))
-                    for one in workers
+                    partial(worker.send, 1 - worker.id, message((round_, worker.id), [9, 2000]))
+                    for worker in workers
                 )
                 for sender, receiver in (workers, workers[::-1]):
                     receiver.expect(sender, message((round_, sender.id), [9, 2000]))

@@ -214,7 +214,9 @@ class Worker:
 
         def found(events: list[Event]) -> bool:
             kinds = [
-                one.kind for one in events if one.peer == peer and one.kind in ("lost", "found")
+                event.kind
+                for event in events
+                if event.peer == peer and event.kind in ("lost", "found")
             ]
             return not kinds or kinds[-1] == "found"
 
@@ -240,7 +242,11 @@ class Worker:
 
     def losses(self, peer: int) -> list[Event]:
         """Return the losses of ``peer`` that were reported."""
-        return [one for one in list(self.inbox.events) if one.kind == "lost" and one.peer == peer]
+        return [
+            event
+            for event in list(self.inbox.events)
+            if event.kind == "lost" and event.peer == peer
+        ]
 
     def take_messages(self) -> list[Event]:
         """Return all messages that have arrived. These, and those that arrive later, are expected."""
