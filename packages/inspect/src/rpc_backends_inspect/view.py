@@ -83,7 +83,9 @@ def _show_worker(out: Console, state: WorkerState, *, stacks: bool) -> None:
     out.print(Text.assemble(*title, _start_of(state)))
     rows = list(_rows(state))
     if rows:
-        table = grid("age", "", "worker", "function", "bytes", "thread", folded=("worker", "function"))
+        table = grid(
+            "age", "", "worker", "function", "bytes", "thread", folded=("worker", "function")
+        )
         for row in rows[:_ROWS]:
             table.add_row(*row)
         out.print(Padding(table, (0, 0, 0, 2)))
