@@ -122,7 +122,7 @@ lint: setup  ## ruff and clang-format: lint and format check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@echo "==> clang-format"
-	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	@$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 typecheck: setup  ## mypy --strict of the sources
 	@echo "==> mypy"

@@ -12,7 +12,6 @@
 namespace rpc_backends::ucx {
 namespace {
 
-using Outcome = Inbox::Outcome;
 using std::chrono::milliseconds;
 
 // No passing test waits that long.
@@ -78,7 +77,9 @@ class InboxTest : public testing::Test {
     };
   }
 
-  Outcome receive(Clock::duration time = std::chrono::seconds(60)) { return inbox.receive(event, Clock::now() + time); }
+  Received receive(Clock::duration time = std::chrono::seconds(60)) {
+    return inbox.receive(event, Clock::now() + time);
+  }
 
   FakeSource source;
   Counters counters;
@@ -89,13 +90,13 @@ class InboxTest : public testing::Test {
 
 TEST_F(InboxTest, AThreadThatWaitsPollsTheSource) {
   source.arrive();
-  ASSERT_EQ(receive(), Outcome::kEvent);
+  ASSERT_EQ(receive(), Received::kEvent);
   EXPECT_EQ(event.peer, 1);
   EXPECT_EQ(event.order, 1U);
 }
 
 TEST_F(InboxTest, AThreadSleepsUntilTheDescriptorSignalsTraffic) {
-  std::thread waiting([this] { EXPECT_EQ(receive(), Outcome::kEvent); });
+  std::thread waiting([this] { EXPECT_EQ(receive(), Received::kEvent); });
   while (source.arms == 0) {
     std::this_thread::yield();
   }
@@ -105,21 +106,21 @@ TEST_F(InboxTest, AThreadSleepsUntilTheDescriptorSignalsTraffic) {
 }
 
 TEST_F(InboxTest, ReceiveEndsAtItsDeadline) {
-  EXPECT_EQ(receive(Clock::duration(0)), Outcome::kTimeout);
-  EXPECT_EQ(receive(milliseconds(2)), Outcome::kTimeout);
+  EXPECT_EQ(receive(Clock::duration(0)), Received::kTimeout);
+  EXPECT_EQ(receive(milliseconds(2)), Received::kTimeout);
 }
 
 TEST_F(InboxTest, ReceiveEndsAtItsDeadlineIfTheSourceCannotBeArmed) {
   source.can_arm = false;
-  EXPECT_EQ(receive(milliseconds(5)), Outcome::kTimeout);
+  EXPECT_EQ(receive(milliseconds(5)), Received::kTimeout);
   source.can_arm = true;
   source.arrive();
-  EXPECT_EQ(receive(), Outcome::kEvent);
+  EXPECT_EQ(receive(), Received::kEvent);
 }
 
 TEST_F(InboxTest, ASourceWithTrafficItDoesNotSignalIsPolledAgain) {
   source.can_arm = false;
-  std::thread waiting([this] { EXPECT_EQ(receive(), Outcome::kEvent); });
+  std::thread waiting([this] { EXPECT_EQ(receive(), Received::kEvent); });
   while (source.arms < 40) {  // it pauses between attempts by now
     std::this_thread::yield();
   }
@@ -128,7 +129,7 @@ TEST_F(InboxTest, ASourceWithTrafficItDoesNotSignalIsPolledAgain) {
 }
 
 TEST_F(InboxTest, AnEventFromAnotherThreadWakesASleepingOne) {
-  std::thread waiting([this] { EXPECT_EQ(receive(), Outcome::kEvent); });
+  std::thread waiting([this] { EXPECT_EQ(receive(), Received::kEvent); });
   while (source.arms == 0) {
     std::this_thread::yield();
   }
@@ -138,7 +139,7 @@ TEST_F(InboxTest, AnEventFromAnotherThreadWakesASleepingOne) {
 }
 
 TEST_F(InboxTest, NudgeMakesASleepingThreadPoll) {
-  std::thread waiting([this] { EXPECT_EQ(receive(), Outcome::kEvent); });
+  std::thread waiting([this] { EXPECT_EQ(receive(), Received::kEvent); });
   while (source.arms == 0) {
     std::this_thread::yield();
   }
@@ -156,7 +157,7 @@ TEST_F(InboxTest, CloseEndsAllThreadsAndDropsEvents) {
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([this] {
       Event ignored;
-      EXPECT_EQ(inbox.receive(ignored, Clock::time_point::max()), Outcome::kClosed);
+      EXPECT_EQ(inbox.receive(ignored, Clock::time_point::max()), Received::kClosed);
     });
   }
   inbox.close();
@@ -164,20 +165,20 @@ TEST_F(InboxTest, CloseEndsAllThreadsAndDropsEvents) {
     thread.join();
   }
   inbox.push(event_of(1));
-  EXPECT_EQ(receive(), Outcome::kClosed);
+  EXPECT_EQ(receive(), Received::kClosed);
 }
 
 TEST_F(InboxTest, AWatchedDescriptorIsHandledOnceUntilItIsWatchedAgain) {
   Signal signal;
   inbox.watch(signal.fd(), Inbox::kFirstId + 4);
   signal.set();
-  EXPECT_EQ(receive(milliseconds(50)), Outcome::kTimeout);
+  EXPECT_EQ(receive(milliseconds(50)), Received::kTimeout);
   EXPECT_EQ(source.ready, Inbox::kFirstId + 4);
   source.ready = 0;
-  EXPECT_EQ(receive(milliseconds(5)), Outcome::kTimeout);
+  EXPECT_EQ(receive(milliseconds(5)), Received::kTimeout);
   EXPECT_EQ(source.ready, 0U);
   inbox.watch_again(signal.fd(), Inbox::kFirstId + 5);
-  EXPECT_EQ(receive(milliseconds(50)), Outcome::kTimeout);
+  EXPECT_EQ(receive(milliseconds(50)), Received::kTimeout);
   EXPECT_EQ(source.ready, Inbox::kFirstId + 5);
   inbox.unwatch(signal.fd());
 }
@@ -191,7 +192,7 @@ TEST_F(InboxTest, AnotherThreadTakesOverWhileOneIsBlockedInAnEvent) {
   for (int i = 0; i < threads_to_block; ++i) {
     threads.emplace_back([&] {
       Event taken;
-      EXPECT_EQ(inbox.receive(taken, limit()), Outcome::kEvent);
+      EXPECT_EQ(inbox.receive(taken, limit()), Received::kEvent);
       ++blocked;
       while (!over) {
         std::this_thread::sleep_for(milliseconds(1));
@@ -215,7 +216,7 @@ TEST_F(InboxTest, AThreadThatMayBlockHandsOverAtOnce) {
   std::atomic<bool> has_taken{false}, over{false};
   std::thread first([&] {
     Event taken;
-    EXPECT_EQ(inbox.receive(taken, limit()), Outcome::kEvent);
+    EXPECT_EQ(inbox.receive(taken, limit()), Received::kEvent);
     inbox.may_block();
     has_taken = true;
     while (!over) {
@@ -227,7 +228,7 @@ TEST_F(InboxTest, AThreadThatMayBlockHandsOverAtOnce) {
     std::this_thread::yield();
   }
   source.arrive();
-  EXPECT_EQ(receive(), Outcome::kEvent);
+  EXPECT_EQ(receive(), Received::kEvent);
   over = true;
   first.join();
 }
@@ -240,7 +241,7 @@ TEST_F(InboxTest, EachEventGoesToOneThread) {
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&] {
       Event taken;
-      while (inbox.receive(taken, limit()) == Outcome::kEvent) {
+      while (inbox.receive(taken, limit()) == Received::kEvent) {
         const std::lock_guard<std::mutex> lock(mutex);
         peers.insert(taken.peer);
         if (peers.size() == kEvents) {

@@ -62,7 +62,7 @@ struct WorkerOf {
 
   // Makes progress for a moment.
   bool receive(Event& event, Clock::duration time = milliseconds(1)) {
-    return transport->receive_until(event, Clock::now() + time) == Inbox::Outcome::kEvent;
+    return transport->receive_until(event, Clock::now() + time) == Received::kEvent;
   }
 
   uint64_t count(const std::string& name) const { return std::stoull(transport->metrics().at("ucx." + name)); }

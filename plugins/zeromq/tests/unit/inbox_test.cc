@@ -13,8 +13,6 @@
 namespace rpc_backends::zeromq {
 namespace {
 
-using Outcome = Inbox::Outcome;
-
 // No passing test waits that long.
 Clock::time_point limit() {
   return Clock::now() + std::chrono::seconds(60);
@@ -39,7 +37,7 @@ TEST(Inbox, GivesEventsInOrderAndNumbersThem) {
   }
   for (const int peer : {4, 5, 6}) {
     Event event;
-    ASSERT_EQ(inbox.receive(event), Outcome::kEvent);
+    ASSERT_EQ(inbox.receive(event), Received::kEvent);
     EXPECT_EQ(event.peer, peer);
     EXPECT_EQ(event.order, static_cast<uint64_t>(peer - 3));
   }
@@ -48,8 +46,8 @@ TEST(Inbox, GivesEventsInOrderAndNumbersThem) {
 TEST(Inbox, ReceiveEndsAtItsDeadline) {
   Inbox inbox;
   Event event;
-  EXPECT_EQ(inbox.receive(event, Clock::now()), Outcome::kTimeout);
-  EXPECT_EQ(inbox.receive(event, Clock::now() + std::chrono::milliseconds(2)), Outcome::kTimeout);
+  EXPECT_EQ(inbox.receive(event, Clock::now()), Received::kTimeout);
+  EXPECT_EQ(inbox.receive(event, Clock::now() + std::chrono::milliseconds(2)), Received::kTimeout);
 }
 
 TEST(Inbox, CloseEndsAllThreadsAndDropsEvents) {
@@ -58,7 +56,7 @@ TEST(Inbox, CloseEndsAllThreadsAndDropsEvents) {
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
       Event event;
-      EXPECT_EQ(inbox.receive(event), Outcome::kClosed);
+      EXPECT_EQ(inbox.receive(event), Received::kClosed);
     });
   }
   inbox.close();
@@ -67,7 +65,7 @@ TEST(Inbox, CloseEndsAllThreadsAndDropsEvents) {
   }
   inbox.push(event_of(1));
   Event event;
-  EXPECT_EQ(inbox.receive(event), Outcome::kClosed);
+  EXPECT_EQ(inbox.receive(event), Received::kClosed);
 }
 
 TEST(Inbox, AThreadThatWaitsReadsTheSource) {
@@ -80,7 +78,7 @@ TEST(Inbox, AThreadThatWaitsReadsTheSource) {
   inbox.add(signal.fd(), source);
   signal.set();
   Event event;
-  ASSERT_EQ(inbox.receive(event, limit()), Outcome::kEvent);
+  ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
   EXPECT_EQ(event.peer, 9);
 }
 
@@ -96,7 +94,7 @@ TEST(Inbox, ASourceThatWasRemovedOrDestroyedIsNotRead) {
   destroyed.set();
   inbox.again(id);
   Event event;
-  EXPECT_EQ(inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Outcome::kTimeout);
+  EXPECT_EQ(inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Received::kTimeout);
 }
 
 TEST(Inbox, AOneShotSourceIsReadByOneThreadUntilItIsRearmed) {
@@ -121,7 +119,7 @@ TEST(Inbox, AOneShotSourceIsReadByOneThreadUntilItIsRearmed) {
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
       Event event;
-      while (inbox.receive(event, limit()) == Outcome::kEvent) {
+      while (inbox.receive(event, limit()) == Received::kEvent) {
         if (++received == 100) {
           inbox.close();
         }
@@ -150,7 +148,7 @@ TEST(Inbox, AgainReadsTheSourceOnceMoreWithoutItsDescriptor) {
   id = inbox.add(signal.fd(), source);
   inbox.again(id);
   Event event;
-  ASSERT_EQ(inbox.receive(event, limit()), Outcome::kEvent);
+  ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
   EXPECT_EQ(event.peer, 3);
 }
 
@@ -165,11 +163,11 @@ TEST(Inbox, AgainAfterEventsNeedsQueuedEvents) {
   EXPECT_TRUE(inbox.again_after_events(id));
   EXPECT_TRUE(inbox.again_after_events(id));  // counts once
   Event event;
-  ASSERT_EQ(inbox.receive(event, limit()), Outcome::kEvent);
+  ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
   EXPECT_EQ(event.peer, 7);
-  ASSERT_EQ(inbox.receive(event, limit()), Outcome::kEvent);
+  ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
   EXPECT_EQ(event.peer, 1);
-  EXPECT_EQ(inbox.receive(event, Clock::now()), Outcome::kTimeout);
+  EXPECT_EQ(inbox.receive(event, Clock::now()), Received::kTimeout);
 }
 
 TEST(Inbox, ABurstOfOneSourceWakesOtherThreads) {
@@ -187,7 +185,7 @@ TEST(Inbox, ABurstOfOneSourceWakesOtherThreads) {
   for (int i = 0; i < kEvents; ++i) {
     threads.emplace_back([&] {
       Event event;
-      ASSERT_EQ(inbox.receive(event, limit()), Outcome::kEvent);
+      ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
       ++busy;
       while (busy < kEvents && Clock::now() < limit()) {  // nobody else takes the event of this thread
         std::this_thread::yield();
@@ -210,7 +208,7 @@ TEST(Inbox, EachEventGoesToOneThread) {
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
       Event event;
-      while (inbox.receive(event) == Outcome::kEvent) {
+      while (inbox.receive(event) == Received::kEvent) {
         const std::lock_guard<std::mutex> lock(mutex);
         peers.insert(event.peer);
         if (peers.size() == kEvents) {

@@ -41,7 +41,7 @@ struct End {
 
   Event next() {
     Event event;
-    EXPECT_EQ(inbox.receive(event, limit()), Inbox::Outcome::kEvent);
+    EXPECT_EQ(inbox.receive(event, limit()), Received::kEvent);
     return event;
   }
 
@@ -50,7 +50,7 @@ struct End {
     const auto until = limit();
     Event event;
     while (!has_ended && Clock::now() < until) {
-      EXPECT_NE(inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Inbox::Outcome::kEvent);
+      EXPECT_NE(inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Received::kEvent);
     }
     ASSERT_TRUE(has_ended);
   }
@@ -172,7 +172,7 @@ TEST_F(UnixStreamTest, AForgottenPeerIsRefusedWithItsNextMessageOnly) {
   std::thread reads([this] {
     Event event;
     while (two.counters.dropped == 0) {
-      EXPECT_EQ(two.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Inbox::Outcome::kTimeout);
+      EXPECT_EQ(two.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Received::kTimeout);
     }
   });
   one.wait_for_end();
