@@ -18,7 +18,8 @@ from rich.console import Console
 from torch.distributed import rpc
 
 from rpc_backends_inspect import causes, processes, view, workers
-from rpc_backends_inspect.groups import grouped, key_of_address
+from rpc_backends_inspect.groups import grouped
+from rpc_backends_inspect.sockets import key_of_address
 from rpc_backends_inspect.workers import Start, WorkerState
 from support import steps
 from support.command import wait_until

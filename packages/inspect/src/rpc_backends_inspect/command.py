@@ -136,7 +136,7 @@ def _watch(
     import json
     import sys
 
-    from rpc_backends_inspect import watching, workers
+    from rpc_backends_inspect import groups, watching, workers
 
     if not as_json and not sys.stdout.isatty():
         raise Failure(
@@ -144,7 +144,7 @@ def _watch(
         )
 
     def read() -> list[WorkerState]:
-        return workers.running(worker=worker, pids=pids, group=group, last=True)
+        return groups.chosen(workers.running(pids=pids, last=True), worker=worker, group=group)
 
     if not read():
         _states(worker, pids, group, ())  # says what is missing
@@ -161,18 +161,18 @@ def _watch(
 def _states(
     worker: str | None, pids: tuple[int, ...], group: str | None, dumps: tuple[Path, ...]
 ) -> list[WorkerState]:
-    from rpc_backends_inspect import workers
+    from rpc_backends_inspect import groups, workers
 
     if dumps:
         try:
             states = [workers.read(path) for path in dumps]
         except (OSError, workers.NoStateError) as error:
             raise Failure(str(error)) from error
-        found = workers.chosen(states, worker=worker, pids=pids, group=group)
+        found = groups.chosen(states, worker=worker, pids=pids, group=group)
         if not found:
             raise Failure(f"none of the {len(states)} dumps is of such a worker")
         return found
-    states = workers.running(worker=worker, pids=pids, group=group)
+    states = groups.chosen(workers.running(pids=pids), worker=worker, group=group)
     if not states:
         named = f"named {worker!r} " if worker is not None else ""
         asked = named + (f"in process {', '.join(map(str, pids))} " if pids else "")

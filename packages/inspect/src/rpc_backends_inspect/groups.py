@@ -7,14 +7,11 @@ worker that waits in ``init_rpc`` has none before its group is complete; until t
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rpc_backends_inspect.workers import WorkerState
-
+from rpc_backends_inspect.sockets import key_of_address
+from rpc_backends_inspect.workers import WorkerState
 
 #: The characters of an id that are shown.
 _SHORT = 8
@@ -50,11 +47,6 @@ def short_id(group: InspectedGroup) -> str:
     return group.key[:_SHORT] if group.key and not group.key.startswith("@") else group.address
 
 
-def key_of_address(address: str) -> str:
-    """Return the key of a group that has an address and no id yet."""
-    return "@" + hashlib.sha256(address.encode()).hexdigest()[:12]
-
-
 def grouped(states: Iterable[WorkerState]) -> list[InspectedGroup]:
     """Return the groups of these states, in the order of the states."""
     by_key: dict[str, list[WorkerState]] = {}
@@ -66,6 +58,31 @@ def grouped(states: Iterable[WorkerState]) -> list[InspectedGroup]:
             for state in group.states:
                 _add_where_it_is_missed(state, group.key, groups)
     return list(groups.values())
+
+
+def chosen(
+    states: Sequence[WorkerState],
+    *,
+    worker: str | None = None,
+    pids: Collection[int] = (),
+    group: str | None = None,
+) -> list[WorkerState]:
+    """Return some of the states.
+
+    :param worker: only workers with this name.
+    :param pids: only workers of these processes; none means all.
+    :param group: only workers of this group; see :meth:`InspectedGroup.is_called`.
+    """
+    of_group = [
+        state for each in grouped(states) if each.is_called(group or "") for state in each.states
+    ]
+    return [
+        state
+        for state in states
+        if worker in {None, state.worker}
+        and (not pids or state.pid in pids)
+        and (group is None or state in of_group)
+    ]
 
 
 def group_of(states: Sequence[WorkerState], pid: int, worker: str) -> InspectedGroup | None:

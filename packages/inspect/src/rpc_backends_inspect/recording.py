@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from rpc_backends_agents import Recorder, record_calls
 from rpc_backends_inspect import sockets
 from rpc_backends_inspect.dumps import NO_DUMPS, Dumps, Watcher, folder_for
-from rpc_backends_inspect.groups import key_of_address
+from rpc_backends_inspect.sockets import key_of_address
 
 _log = getLogger(__name__)
 #: The signals that recorders of this process use. ``signal.getsignal`` does not show their handlers.

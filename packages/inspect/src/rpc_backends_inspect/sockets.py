@@ -10,6 +10,7 @@ shares the host's network.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import socket
@@ -51,6 +52,11 @@ class WorkerSocket:
                         key, colon, worker = rest.removesuffix(" (deleted)").partition(":")
                         return (key, worker) if colon else ("", key)
         return "", ""
+
+
+def key_of_address(address: str) -> str:
+    """Return the key of a group that has an address and no id yet."""
+    return "@" + hashlib.sha256(address.encode()).hexdigest()[:12]
 
 
 def listen() -> socket.socket:

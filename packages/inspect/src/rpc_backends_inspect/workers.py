@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rpc_backends_inspect import processes, sockets
-from rpc_backends_inspect.groups import grouped, key_of_address
 from rpc_backends_inspect.stacks import Thread, gil_holder, parse
 
 #: Seconds for a worker to answer, and for a process that does not answer any more to end.
@@ -116,18 +115,10 @@ class NoStateError(ValueError):
     """A document is no worker's state; the text says what is wrong with it."""
 
 
-def running(
-    *,
-    worker: str | None = None,
-    pids: Collection[int] = (),
-    group: str | None = None,
-    last: bool = False,
-) -> list[WorkerState]:
+def running(*, pids: Collection[int] = (), last: bool = False) -> list[WorkerState]:
     """Ask this user's workers on this host, all at the same time.
 
-    :param worker: only workers with this name.
     :param pids: only workers of these processes; none means all.
-    :param group: only workers of this group; see :meth:`.groups.InspectedGroup.is_called`.
     :param last: only the calls that ended in the last five seconds, and no stacks.
     """
     wanted = []
@@ -144,27 +135,7 @@ def running(
     # During the last steps of init_rpc, a process has two sockets.
     states.sort(key=lambda state: (state.worker, state.pid, state.start is not None))
     same = groupby(states, key=lambda state: (state.worker, state.pid))
-    return chosen([next(states) for _, states in same], worker=worker, group=group)
-
-
-def chosen(
-    states: Sequence[WorkerState],
-    *,
-    worker: str | None = None,
-    pids: Collection[int] = (),
-    group: str | None = None,
-) -> list[WorkerState]:
-    """Return those of the states that the arguments of :func:`running` choose."""
-    of_group = [
-        state for one in grouped(states) if one.is_called(group or "") for state in one.states
-    ]
-    return [
-        state
-        for state in states
-        if worker in {None, state.worker}
-        and (not pids or state.pid in pids)
-        and (group is None or state in of_group)
-    ]
+    return [next(states) for _, states in same]
 
 
 def read(path: Path) -> WorkerState:
@@ -196,7 +167,7 @@ def parse_state(document: Any) -> WorkerState:
             pid=int(document["pid"]),
             backend=str(document["backend"]),
             group=_text(document["group"]),
-            group_key=str(document["group_id"]) or key_of_address(_text(document["group"])),
+            group_key=str(document["group_id"]) or sockets.key_of_address(_text(document["group"])),
             host=str(document["host"]),
             time_us=now,
             reason=str(document["reason"]),
