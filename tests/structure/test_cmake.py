@@ -15,6 +15,8 @@ import pytest
 
 from structure.imports import ROOT
 
+pytestmark = pytest.mark.slow  # CMake finds the compiler and torch
+
 #: The targets that make the extensions of each folder with C++.
 TARGETS = {
     "packages/agents": {"agents_module", "agents_native_transport"},
