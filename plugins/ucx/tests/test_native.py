@@ -263,6 +263,23 @@ def test_a_rejected_peer_is_lost_then_found() -> None:
         one.close(1)
 
 
+def test_a_rejected_peer_that_has_answered_connects_again() -> None:
+    """UCX watches its shared memory again after the last connection over it has ended."""
+    me, peer = pair()
+    me.send(1, [b"hello"], False)
+    next_event(peer, me)
+    peer.send(0, [b"hi"], True)
+    next_event(me, peer)
+    peer.reject(0, "nonsense")
+    events_of(me, peer, count=4)
+
+    me.send(1, [b"again"], False)
+
+    assert next_event(peer, me)[2] == [b"again"]
+    for one in (me, peer):
+        one.close(1)
+
+
 def test_a_too_large_message_ends_the_connection() -> None:
     """In this test the sender does not know the limit. Workers of a group publish it."""
     me, peer = transport(0), transport(1, max_message=1000)
