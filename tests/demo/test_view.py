@@ -81,7 +81,8 @@ def test_without_a_terminal_there_are_no_control_codes() -> None:
     assert "starting" not in shown()
 
 
-def test_on_a_terminal_there_is_a_progress_bar() -> None:
+def test_on_a_terminal_there_is_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     assert "epoch 1/1" in shown(terminal=True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -162,18 +164,26 @@ def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> Ren
 
 def watch(read: Callable[[], list[WorkerState]], seconds: float) -> None:
     """Show frames until Ctrl-C."""
-    meter = Meter()
-    states = read()
-    with Live(
-        frame(states, meter.rows(states), seconds), console=console(), auto_refresh=False
-    ) as live:
-        try:
-            while True:
-                time.sleep(seconds)
+    stopped = threading.Event()
+
+    def stop(_number: int, _frame: object) -> None:
+        stopped.set()  # Python ignores the exception if it comes in a destructor
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        meter = Meter()
+        states = read()
+        with Live(
+            frame(states, meter.rows(states), seconds), console=console(), auto_refresh=False
+        ) as live:
+            while not stopped.wait(seconds):
                 states = meter.with_ended(read())
                 live.update(frame(states, meter.rows(states), seconds), refresh=True)
-        except KeyboardInterrupt:
-            return
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def lines(read: Callable[[], list[WorkerState]], seconds: float) -> Iterator[dict[str, Any]]:
