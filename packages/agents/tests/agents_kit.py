@@ -83,10 +83,10 @@ class Wire(Transport):
         self.gate.wait(TIME_LIMIT)
         with self._changed:
             self.tried += 1
+            self._changed.notify_all()
             if self.fail and self.fails(reply):
                 raise self.fail
             self.sent.append((peer, [bytes(part) for part in parts], reply))
-            self._changed.notify_all()
 
     def forget(self, peer: int) -> None:
         """Do nothing."""

@@ -30,7 +30,7 @@ from rpc_backends_agents.engine.errors import (
     SecretError,
 )
 from rpc_backends_core.spi import Group, Member, SettingError, StoreError, join_group
-from support.networks import enter
+from support.networks import Host, enter
 from support.workers import WorkerContext, Workers
 
 pytestmark = pytest.mark.slow
@@ -501,7 +501,7 @@ def listening(hosts: Any, init_method: str, *environs: dict[str, str]) -> Iterat
     """Start a transport on each host; yield their workers and their addresses."""
     with Workers(len(hosts)) as workers:
         for worker, host in zip(workers, hosts, strict=True):
-            worker.call(enter, host)
+            worker.call(enter, Host(host.name))
         addresses = [
             worker.call(listen, init_method, environ)
             for worker, environ in zip(workers, environs, strict=True)
