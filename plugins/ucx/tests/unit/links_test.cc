@@ -246,6 +246,8 @@ TEST_F(LinksTest, ARejectedPeerIsToldTheReasonAndConnectsAgain) {
   introduce();
   two.transport->send(1, parts_with({"invalid"}), false);
   next(one, two);
+  one.transport->send(2, parts_with({"hello too"}), true);
+  next(two, one);
   one.transport->reject(2, "it is invalid");
   const auto events = run_until([](const auto& all) {
     const auto has = [&all](int id, Kind kind) {
