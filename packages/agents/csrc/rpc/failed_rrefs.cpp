@@ -1,6 +1,5 @@
 #include "rpc/failed_rrefs.h"
 
-#include <malloc.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
@@ -22,21 +21,6 @@ std::atomic<bool> has_first{false};
 
 // Any error but a timeout.
 constexpr const char* kUnknownError = "rpc.remote() has failed";
-
-// At most so often: malloc_trim() holds the lock of each arena while it looks for free pages in it.
-constexpr std::chrono::seconds kBetweenTrims{10};
-
-// Gives the kernel back the free memory around the RRefs, which malloc() would keep.
-void trim_memory() {
-#ifdef __GLIBC__
-  static std::atomic<std::chrono::steady_clock::time_point> last{{}};
-  const auto now = std::chrono::steady_clock::now();
-  auto before = last.load();
-  if (now - before >= kBetweenTrims && last.compare_exchange_strong(before, now)) {
-    malloc_trim(0);
-  }
-#endif
-}
 
 class WithGil {
  public:
@@ -101,7 +85,6 @@ void FailedRRefs::release() {
       add({each.id, each.may_be_first, each.attempts + 1});
     }
   }
-  trim_memory();
 }
 
 }  // namespace rpc_backends
