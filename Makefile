@@ -103,7 +103,7 @@ define cpp_tests
 	@[ -e /usr/src/googletest/CMakeLists.txt ] || \
 	    { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q libgtest-dev; } || { \
 	    echo "error: no sources of GoogleTest here. On Debian and Ubuntu: apt install libgtest-dev" >&2; exit 1; }
-	@PATH="$(abspath $(BIN)):$$PATH" cmake --preset $(1) -DPython_EXECUTABLE="$(abspath $(BIN))/python" >/dev/null
+	@PATH="$(abspath $(BIN)):$$PATH" cmake -Wno-deprecated --preset $(1) -DPython_EXECUTABLE="$(abspath $(BIN))/python" >/dev/null
 	@$(BIN)/cmake --build --preset $(1) --target unit_tests -- --quiet
 	@$(BIN)/ctest --preset $(1)
 endef
