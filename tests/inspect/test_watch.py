@@ -87,6 +87,20 @@ def test_a_frame_shows_the_calls(busy: Workers) -> None:
     assert line.split()[:3] == ["worker0", "worker1", "add"]
 
 
+def test_long_names_leave_room_for_all_numbers() -> None:
+    row = watching.Row(
+        *("a", "a-worker-with-a-long-name", "another-with-a-long-name"),
+        f"program.Learner.{'add' * 30}",
+        *(12345, 1e9, 0.001, 0.02, 1.5, 345, 678),
+    )
+    out = io.StringIO()
+    Console(file=out, width=80).print(watching.frame([], [row], 1.0))
+    _, titles, line = out.getvalue().splitlines()
+    assert titles.split()[-6:] == ["calls/s", "bytes/s", "p50", "p99", "failed", "open"]
+    assert line.split()[-2:] == ["345", "678"]
+    assert "Learn" in line
+
+
 def test_a_worker_that_has_ended_is_shown() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
@@ -102,11 +116,11 @@ def test_it_ends_on_ctrl_c(busy: Workers) -> None:
     master, slave = pty.openpty()
     try:
         with subprocess.Popen(command(busy), stdout=slave, stderr=slave) as process:
+            os.close(slave)  # if the command fails, reading ends with an error
             shown = b""
             while b"worker1" not in shown:
                 shown += os.read(master, 4096)
             process.send_signal(signal.SIGINT)
-            os.close(slave)
             with contextlib.suppress(OSError):  # the other end is closed
                 while os.read(master, 4096):
                     pass

@@ -74,7 +74,8 @@ def is_admitted(worker: Worker) -> bool:
     try:
         worker.call(exercise, "worker0")
     except WorkerError as error:
-        assert "handshake" in str(error)
+        # The connection ends in the handshake, or is reset before it.
+        assert "handshake" in str(error) or "connection reset" in str(error)
         return False
     return True
 

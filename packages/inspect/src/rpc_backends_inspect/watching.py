@@ -21,8 +21,8 @@ from rpc_backends_inspect.workers import Call, WorkerState
 #: The most rows of a frame, and the most workers with problems.
 _ROWS = 30
 _PROBLEMS = 8
-#: The least characters that are shown of a long name of a worker.
-_WIDEST = 12
+#: The least characters that are shown of a long name of a worker; with them, 80 columns hold all numbers.
+_WIDEST = 8
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> Ren
             *[groups.get(row.group_id, "")] * several,
             row.worker,
             row.peer,
-            row.function.rpartition(".")[2],
+            _without_module(row.function),
             f"{row.calls:,.0f}",
             _bytes(row.bytes),
             _time(row.p50),
@@ -144,9 +144,10 @@ def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> Ren
             str(row.in_flight) if row.in_flight else "",
         )
     for column in table.columns:
-        # A narrow terminal cuts the function's name, and no number.
-        column.no_wrap = True
-        column.overflow = "ellipsis" if column.header == "function" else "ignore"
+        # A narrow terminal cuts names, and no number. Names have no spaces, so they stay on one line.
+        is_name = column.header in {"worker", "to", "function"}
+        column.no_wrap = not is_name
+        column.overflow = "ellipsis" if is_name else "ignore"
         if column.header != "function":
             widest = max(len(str(cell)) for cell in (column.header, *column.cells))
             column.min_width = min(widest, _WIDEST)
@@ -207,6 +208,12 @@ def lines(read: Callable[[], list[WorkerState]], seconds: float) -> Iterator[dic
             ],
             "rows": [asdict(row) for row in meter.rows(states)],
         }
+
+
+def _without_module(function: str) -> str:
+    """Return a function's name without its module; a method has its class."""
+    *_, owner, name = ("", *function.split("."))
+    return f"{owner}.{name}" if owner[:1].isupper() else name
 
 
 def _time(seconds: float) -> str:
