@@ -123,10 +123,8 @@ class Reference(NamedTuple):
 
 def load(name: str, file: str | None) -> Any:
     """Import a module by its name or, if that fails, from its file."""
-    if name in sys.modules:
-        return sys.modules[name]
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(name)  # waits if another thread is importing it
     except ModuleNotFoundError:
         if file is None:
             raise
