@@ -504,6 +504,20 @@ def test_an_interrupted_run_keeps_its_results(
     assert done.status != pytest.ExitCode.OK
 
 
+def test_an_interrupt_is_reported_although_a_plugin_fails_on_it(run: Any) -> None:
+    """As pytest's own does if a frame of the traceback has no line number."""
+    tests = dedent(INTERRUPTED.format(name="SIGINT"))
+    conftest = """
+        def pytest_keyboard_interrupt(excinfo):
+            raise TypeError("no line")
+    """
+    arguments = (BACKEND, "--rpc-report", "report", "-k", "not ignores")
+    done = run(*arguments, test_requirements=tests, conftest=conftest)
+
+    assert done.report()["stopped"] == "interrupted during test_in_setup", done.output
+    assert list(done.outcomes()) == ["calls.before"]
+
+
 def test_a_failing_plugin_loses_no_results(run: Any) -> None:
     done = run(
         BACKEND,

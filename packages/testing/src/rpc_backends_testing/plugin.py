@@ -213,6 +213,8 @@ class _Recorder:
         """Forget a test that has ended."""
         self._running.pop(nodeid, None)
 
+    # First, because pytest's own hook fails on a traceback that has a frame without a line.
+    @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remember that the run was interrupted, and where."""
         if excinfo.type is not KeyboardInterrupt:
