@@ -508,8 +508,12 @@ def test_an_interrupt_is_reported_although_a_plugin_fails_on_it(run: Any) -> Non
     """As pytest's own does if a frame of the traceback has no line number."""
     tests = dedent(INTERRUPTED.format(name="SIGINT"))
     conftest = """
-        def pytest_keyboard_interrupt(excinfo):
-            raise TypeError("no line")
+        class Late:
+            def pytest_keyboard_interrupt(self, excinfo):
+                raise TypeError("no line")
+
+        def pytest_sessionstart(session):
+            session.config.pluginmanager.register(Late())
     """
     arguments = (BACKEND, "--rpc-report", "report", "-k", "not ignores")
     done = run(*arguments, test_requirements=tests, conftest=conftest)
