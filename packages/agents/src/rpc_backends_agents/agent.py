@@ -141,7 +141,8 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
     Changes of the membership are not broadcast. The agent reads the member list from the store when the
     program asks for an unknown worker or for all workers, when a connection is lost, and about once a
     second while the program asks for a worker whose connection was lost: another process may have taken
-    its name.
+    its name. When the program asks for all workers, the agent also looks for members that have died, at
+    most once a second.
     """
 
     roster: Roster
@@ -154,7 +155,7 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
     def follow(self, members: dict[int, WorkerInfo]) -> None:
         """Set the members by worker id; the caller keeps them up to date. Call this before the start."""
         self.members = members
-        self.presence = Presence(members, self.roster.report_loss)
+        self.presence = Presence(members, self.roster)
 
     def refresh(self) -> None:
         """Read the member list."""
