@@ -133,6 +133,35 @@ def test_a_killed_member_that_was_never_called_leaves_every_list(
             workers[index].call(steps.leave)
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; its parent may not have waited for it yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_calls_to_a_killed_member_say_that_it_has_ended(tmp_path: Path, engine: str) -> None:
+    """The first call, which needs a connection, and those after the member has left the list."""
+    with Workers(3, seconds=120) as workers:
+        url = f"file://{tmp_path}/store"
+        for worker in workers:
+            worker.call(steps.join_dynamic, url, **ENGINES[engine])
+        os.kill(workers[2].pid, signal.SIGKILL)
+        wait_until(lambda: has_ended(workers[2].pid))
+        text = workers[0].start(steps.call, "worker2").error().text
+        is_tcp = engine == "ZEROMQ over TCP"  # which does not look for processes
+        assert re.search("Connection refused" if is_tcp else "process has ended", text), text
+        assert "RPC to 'worker2' failed: " in text
+        wait_until(lambda: not workers[1].call(is_listed, "worker2"))
+        text = workers[1].start(steps.call, "worker2").error().text
+        assert text.endswith("because worker 'worker2' has ended without shutdown()."), text
+        for worker in list(workers)[:2]:
+            worker.call(steps.leave)
+
+
 def join_with_changed_record(me: WorkerContext, url: str, **options: Any) -> None:
     """Join, while another program changes the first record of this worker in the store."""
     from rpc_backends_agents.roster import Roster

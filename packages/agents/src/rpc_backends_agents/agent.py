@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -9,15 +10,25 @@ import types
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import rpc
+
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import Native
 from rpc_backends_agents.presence import Presence
-from rpc_backends_core.spi import GroupTimeoutError, RankMappingMixin, stored, torch_internals
+from rpc_backends_core.spi import (
+    GroupTimeoutError,
+    RankMappingMixin,
+    current_session,
+    stored,
+    torch_internals,
+    worker_info,
+)
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.rpc import WorkerInfo
 
-    from rpc_backends_agents.roster import Roster
+    from rpc_backends_agents.roster import Peer, Roster
     from rpc_backends_core.spi import Group
 
 logger = logging.getLogger("rpc_backends.agents")
@@ -150,6 +161,7 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._lost: set[str] = set()
+        self._left: dict[str | int, str] = {}  # how former members have left, by name and by rank
         self._next_look = 0.0
 
     def follow(self, members: dict[int, WorkerInfo]) -> None:
@@ -175,6 +187,10 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
         """Stop looking for a replacement of the worker that had this name."""
         self._lost.discard(name)
 
+    def note_leave(self, peer: Peer, how: str) -> None:
+        """Remember how a member has left, for the errors of later calls."""
+        self._left[peer.name] = self._left[peer.rank] = how
+
     def get_worker_info(self, who: str | int | None = None) -> WorkerInfo:
         """Return a worker by name or rank, or this one.
 
@@ -186,6 +202,11 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                 raise RuntimeError(
                     f"Unknown destination worker {who}: could not find destination among the known "
                     f"members, and the member list cannot be read: {self.roster.trouble}"
+                )
+            if who in self._left and not self.knows(who):
+                raise RuntimeError(
+                    f"Unknown destination worker {who}: could not find destination among the members of "
+                    f"the group, because {self._left[who]}."
                 )
         return super().get_worker_info(who)
 
@@ -210,7 +231,8 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
     def leave_group(self, timeout: float = 0) -> None:
         """Leave the group: delete RRefs, remove this worker from the member list, finish active calls.
 
-        Requests whose functions have returned futures are answered if these get their values in time.
+        Requests whose functions have returned futures are answered if these get their values in time, and
+        if the caller still waits for an answer.
 
         :param timeout: seconds to wait for active calls; 0 means a few seconds.
         """
@@ -223,5 +245,30 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                 error,
             )
         self.presence.close()
+        self._ask_callers()
         self.roster.leave()
         self.finish(timeout or _SERVING_TIMEOUT)
+
+    def _ask_callers(self) -> None:
+        """Find out which callers have given up their calls to functions that have returned futures."""
+        for caller in self.callers_of_futures():
+            info = self.members.get(caller)
+            if info is None:
+                continue
+            me = _C.TransportAgent.get_worker_info(self)
+            with contextlib.suppress(RuntimeError):  # then the caller counts as waiting
+                to = worker_info(info.name, caller, caller)
+                answer = rpc.rpc_async(to, has_calls_to, (me.id,), timeout=_SERVING_TIMEOUT)
+                answer.add_done_callback(functools.partial(self._take_answer, caller))
+
+    def _take_answer(self, caller: int, answer: torch.futures.Future[bool]) -> None:
+        with contextlib.suppress(RuntimeError):
+            if answer.value() is False:
+                self.note_not_waiting(caller)
+
+
+def has_calls_to(worker_id: int) -> bool:
+    """Return whether a call of this worker waits for another one, which asks by RPC."""
+    session = current_session()
+    agents = session.agents if session is not None else []
+    return any(agent.calls_to(worker_id) for agent in agents if isinstance(agent, _Agent))

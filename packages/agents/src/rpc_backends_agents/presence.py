@@ -123,9 +123,11 @@ class Presence:
             self._closed = True
 
     def _finish(self, worker_id: int, responded: bool, lost: bool) -> None:
+        if not responded:
+            self._roster.remove_ended()
         with self._lock:
             self._calls.discard(worker_id)
-            is_new = not responded and worker_id not in self._absent
+            is_new = not responded and worker_id in self._members.keys() - self._absent
             if responded:
                 self._absent.discard(worker_id)
             elif worker_id in self._members:
