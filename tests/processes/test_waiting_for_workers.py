@@ -125,6 +125,8 @@ def test_shutdown_names_the_lost_host_of_the_store(where: Meeting, backend: str)
             assert "the group's store at 127.0.0.1:" in error
             assert "hosts it ('worker0' (rank 0), or the launcher) has probably ended" in error
             assert "\n" not in error
+        for index in (1, 2):
+            assert "Exception raised from" not in workers[index].output
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -246,7 +246,8 @@ std::string TransportAgent::Core::why_lost(int peer) const {
 }
 
 void TransportAgent::Core::forget(int peer, const std::string& reason) {
-  members.remove(peer, reason);  // first, so that a request that the transport refuses afterwards fails with the right reason
+  members.remove(peer,
+                 reason);  // first, so that a request that the transport refuses afterwards fails with the right reason
   contained("while forgetting a peer", [&] { transport_->forget(peer); });
   for (const Calls::Call& call : calls_.take_all(peer)) {
     end_call(call, reason);

@@ -113,7 +113,8 @@ std::vector<WorkerInfo> Members::all() const {
 
 const Members::Left* Members::find_left(int id) const {
   std::shared_lock lock(mutex_);
-  const auto found = std::find_if(left_.rbegin(), left_.rend(), [id](const Left& left) { return left.info->id_ == id; });
+  const auto found =
+      std::find_if(left_.rbegin(), left_.rend(), [id](const Left& left) { return left.info->id_ == id; });
   return found == left_.rend() ? nullptr : &*found;
 }
 
