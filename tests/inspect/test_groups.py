@@ -20,7 +20,7 @@ from torch.distributed import rpc
 from rpc_backends_inspect import causes, processes, view, workers
 from rpc_backends_inspect.groups import grouped
 from rpc_backends_inspect.sockets import key_of_address
-from rpc_backends_inspect.workers import Start, WorkerState
+from rpc_backends_inspect.workers import Call, Start, WorkerState
 from support import steps
 from support.command import wait_until
 from support.workers import WorkerContext, Workers, suspend
@@ -67,6 +67,23 @@ def test_a_failed_start_is_shown_to_the_group_that_lacks_it() -> None:
     late = state("worker1", 2, address, start=failed, members={})
     assert keys([state("worker0", 1, "a"), late]) == [[1, 2], [2]]
     assert keys([state("worker0", 1, "a"), state("worker1", 3, "a"), late]) == [[1, 3], [2]]
+
+
+def test_the_group_says_which_worker_has_ended_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    error = "RPC to 'worker1' failed: the connection is lost: its process has ended"
+    call = Call(
+        *(1, 1, False, "worker1", 1, "f", "PYTHON_CALL", 0, 0, 1, 0.1, 1, 1, 60.0, "failed", error)
+    )
+    members = {number: f"worker{number}" for number in range(20)}
+    (group,) = grouped([state("worker0", 1, "0123456789abcdef", recent=[call], members=members)])
+    view.show([(group, [])], stacks=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(lines)
+    assert "1 worker, 1 whose process has ended: worker1, and 18 not found on this host" in text
 
 
 def test_a_group_is_named_by_its_id_and_its_address() -> None:

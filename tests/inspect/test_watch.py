@@ -101,6 +101,26 @@ def test_long_names_leave_room_for_all_numbers() -> None:
     assert "Learn" in line
 
 
+def row(function: str, calls: float) -> watching.Row:
+    return watching.Row("a", "worker0", "worker1", function, calls, *(1.0,) * 4, 0, 0)
+
+
+def functions(rows: list[watching.Row]) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=80).print(watching.frame([], rows, 1.0))
+    return [line.split()[2] for line in out.getvalue().splitlines()[2:]]
+
+
+def test_rows_keep_their_order_when_rates_change() -> None:
+    rates = [("a.first", 3.0), ("a.second", 5.0)]
+    for given in (rates, rates[::-1]):
+        assert functions([row(*each) for each in given]) == ["first", "second"]
+
+
+def test_messages_of_torch_take_no_rows() -> None:
+    assert functions([row("RREF_CHILD_ACCEPT", 9.0), row("a.add", 1.0)]) == ["add"]
+
+
 def test_a_worker_that_has_ended_is_shown() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass

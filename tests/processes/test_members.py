@@ -98,6 +98,70 @@ def test_a_killed_member_leaves_every_list(tmp_path: Path, engine: str) -> None:
             workers[index].call(steps.leave)
 
 
+#: Engines on which two workers meet as if each were on its own host.
+BETWEEN_HOSTS = ["ZEROMQ over TCP", "UCX over TCP", "TENSORPIPE"]
+
+
+def move_to_another_host(me: WorkerContext) -> None:
+    """Make this worker say that it runs on a host of its own: others cannot look for its process."""
+    from rpc_backends_core._group import processes
+
+    own = processes.this_process()
+    processes.this_process = lambda: [f"host {me.index}", *own[1:]]  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("engine", "hosts"),
+    [*((engine, 1) for engine in ENGINES_OF_MEMBERS), *((engine, 4) for engine in BETWEEN_HOSTS)],
+)
+def test_a_killed_member_that_was_never_called_leaves_every_list(
+    tmp_path: Path, engine: str, hosts: int
+) -> None:
+    with Workers(4, seconds=120) as workers:
+        url = f"file://{tmp_path}/store"
+        if hosts > 1:
+            workers.run(move_to_another_host)
+        for worker in list(workers)[:3]:
+            worker.call(steps.join_dynamic, url, **ENGINES_OF_MEMBERS[engine])
+        os.kill(workers[2].pid, signal.SIGKILL)
+        workers[2].end()
+        workers[3].call(steps.join_dynamic, url, **ENGINES_OF_MEMBERS[engine])
+        assert not workers[3].call(is_listed, "worker2")
+        for index in (0, 1, 3):
+            wait_until(lambda index=index: not workers[index].call(is_listed, "worker2"))
+        for index in (0, 1, 3):
+            workers[index].call(steps.leave)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; its parent may not have waited for it yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_calls_to_a_killed_member_say_that_it_has_ended(tmp_path: Path, engine: str) -> None:
+    """The first call, which needs a connection, and those after the member has left the list."""
+    with Workers(3, seconds=120) as workers:
+        url = f"file://{tmp_path}/store"
+        for worker in workers:
+            worker.call(steps.join_dynamic, url, **ENGINES[engine])
+        os.kill(workers[2].pid, signal.SIGKILL)
+        wait_until(lambda: has_ended(workers[2].pid))
+        text = workers[0].start(steps.call, "worker2").error().text
+        is_tcp = engine == "ZEROMQ over TCP"  # which does not look for processes
+        assert re.search("Connection refused" if is_tcp else "process has ended", text), text
+        assert "RPC to 'worker2' failed: " in text
+        wait_until(lambda: not workers[1].call(is_listed, "worker2"))
+        text = workers[1].start(steps.call, "worker2").error().text
+        assert text.endswith("because worker 'worker2' has ended without shutdown()."), text
+        for worker in list(workers)[:2]:
+            worker.call(steps.leave)
+
+
 def join_with_changed_record(me: WorkerContext, url: str, **options: Any) -> None:
     """Join, while another program changes the first record of this worker in the store."""
     from rpc_backends_agents.roster import Roster

@@ -68,6 +68,29 @@ def test_shutdown_leaves_futures_whose_callers_have_gone(
 
 
 @pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+def test_leaving_a_group_does_not_wait_for_callers_that_have_timed_out(
+    tmp_path: Path, backend: str
+) -> None:
+    """The caller stays in the group, so its connection says nothing about its call."""
+    with Workers(2, seconds=90) as workers:
+        workers.run(steps.join_dynamic, f"file://{tmp_path}/store", backend=backend)
+        workers[0].call(time_out, "worker1")
+        # Longer than the whole test may take: the end of this wait would be a failure.
+        workers[1].call(steps.leave, timeout=600)
+        workers[0].call(steps.leave)
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+def test_leaving_a_group_waits_for_futures_that_get_values(tmp_path: Path, backend: str) -> None:
+    with Workers(2, seconds=90) as workers:
+        workers.run(steps.join_dynamic, f"file://{tmp_path}/store", backend=backend)
+        workers[0].call(call_soon)
+        workers[1].call(steps.leave)
+        assert workers[0].call(answer) == 3
+        workers[0].call(steps.leave)
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
 def test_leaving_a_group_does_not_wait_for_own_calls(tmp_path: Path, backend: str) -> None:
     """A worker's calls to itself that have timed out wait for nothing, so nor does it."""
     with Workers(1, seconds=60) as workers:

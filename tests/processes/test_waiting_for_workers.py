@@ -90,6 +90,30 @@ def test_shutdown_names_a_worker_that_was_killed(where: Meeting, backend: str) -
             assert "Exception raised from" not in workers[index].output
 
 
+def stop_after_an_error(me: WorkerContext) -> None:
+    """Stop RPC without the others, as a program does that handles an error of its own."""
+    try:
+        int("the program's own error")
+    except ValueError:
+        rpc.shutdown(graceful=False)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shutdown_names_a_worker_that_stopped_alone(
+    where: Meeting, backend: str, ends: bool
+) -> None:
+    with Workers(3, seconds=60) as workers:
+        workers.run(steps.join, where.url, backend=backend)
+        workers[1].call(stop_after_an_error)
+        if ends:
+            workers[1].end()
+        leaving = [workers[index].start(steps.leave) for index in (0, 2)]
+        for step in leaving:
+            error = step.error().text
+            assert error.startswith("RPC worker 'worker1' (rank 1) has stopped RPC"), error
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_shutdown_names_the_lost_host_of_the_store(where: Meeting, backend: str) -> None:
     with Workers(3, seconds=60) as workers:
@@ -101,6 +125,8 @@ def test_shutdown_names_the_lost_host_of_the_store(where: Meeting, backend: str)
             assert "the group's store at 127.0.0.1:" in error
             assert "hosts it ('worker0' (rank 0), or the launcher) has probably ended" in error
             assert "\n" not in error
+        for index in (1, 2):
+            assert "Exception raised from" not in workers[index].output
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -37,8 +37,13 @@ THREE: list[Contest] = [
 ]
 
 
-def worker(name: str, rank: int, worker_id: int, *, leaves: bool = False) -> Program:
-    """Return what a worker does: join, and perhaps leave, as `start_agent` does it."""
+def worker(
+    name: str, rank: int, worker_id: int, *, leaves: bool = False, sees_ends: bool = False
+) -> Program:
+    """Return what a worker does: join, and perhaps leave, as `start_agent` does it.
+
+    :param sees_ends: whether all workers are on one host, so that they see which processes have ended.
+    """
 
     def run(store: RecordedStore) -> str:
         roster = Roster(
@@ -46,12 +51,13 @@ def worker(name: str, rank: int, worker_id: int, *, leaves: bool = False) -> Pro
             name,
             on_peer=lambda peer: True,
             on_join=lambda peer: None,
-            on_leave=lambda peer: None,
+            on_leave=lambda peer, ended: None,
+            has_ended=lambda peer: sees_ends and not is_alive(peer),
             access=store,  # type: ignore[arg-type]
         )
 
         def is_alive(peer: Peer) -> bool:
-            return bool(store.request(ALIVE, peer.worker_id))
+            return peer.worker_id == worker_id or bool(store.request(ALIVE, peer.worker_id))
 
         roster.announce(name, rank, worker_id, "")
         try:
@@ -68,10 +74,8 @@ def worker(name: str, rank: int, worker_id: int, *, leaves: bool = False) -> Pro
     return run
 
 
-def programs(contest: Contest, *, leaves: bool = False) -> list[Program]:
-    return [
-        worker(name, rank, number, leaves=leaves) for number, (name, rank) in enumerate(contest)
-    ]
+def programs(contest: Contest, **options: bool) -> list[Program]:
+    return [worker(name, rank, number, **options) for number, (name, rank) in enumerate(contest)]
 
 
 def announced(
@@ -177,6 +181,12 @@ def test_two_workers_never_share_a_name_or_rank(contest: Contest) -> None:
 def test_two_workers_that_leave_never_share_a_name_or_rank(contest: Contest) -> None:
     leaving = programs(contest, leaves=True)
     assert check(Exploration(leaving, "member", final="record/"), contest) > 1000
+
+
+@pytest.mark.parametrize("contest", [*TWO, (("x", 0), ("y", 1))], ids=str)
+def test_two_workers_that_remove_ended_ones_never_share_a_name_or_rank(contest: Contest) -> None:
+    removing = programs(contest, sees_ends=True)
+    assert check(Exploration(removing, "member", final="record/"), contest) > 1000
 
 
 def test_three_workers_never_share_a_name() -> None:

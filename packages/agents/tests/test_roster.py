@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from rpc_backends_agents.roster import Peer, Roster
-from rpc_backends_core.spi import StoreError
+from rpc_backends_core.spi import StoreError, processes
 
 
 class View:
@@ -22,12 +22,14 @@ class View:
         self.seen: list[tuple[str, str]] = []
         self.name, self.rank = name, rank
         self.keeps_out = keeps_out
+        self.ended: set[str] = set()
         self.roster = Roster(
             store,
             name,
             on_peer=self._on_peer,
             on_join=lambda peer: self.seen.append(("in", peer.name)),
-            on_leave=lambda peer: self.seen.append(("out", peer.name)),
+            on_leave=lambda peer, ended: self.seen.append(("ended" if ended else "out", peer.name)),
+            has_ended=lambda peer: peer.name in self.ended,
         )
 
     def _on_peer(self, peer: Peer) -> bool:
@@ -96,6 +98,69 @@ def test_records_are_never_changed(store: Any) -> None:
         "peer",
         "in",
     ]
+
+
+def test_a_member_whose_process_has_ended_is_removed_for_all(store: Any) -> None:
+    members = [View(store, name, rank).join() for rank, name in enumerate("abcd")]
+    a, _, c, _ = members
+    a.roster.refresh()
+    a.seen.clear()
+    a.ended = {"b"}
+    a.roster.remove_ended()
+    assert a.seen == [("ended", "b")]
+    assert c.changes() == [("peer", "d"), ("in", "d"), ("ended", "b")]
+    late = View(store, "late", 9)
+    late.ended = {"c"}
+    late.join()
+    assert late.seen[-2:] == [("ended", "c"), ("in", "late")]
+
+
+def test_the_end_of_a_process_is_recorded_by_few(store: Any) -> None:
+    members = [View(store, name, rank).join() for rank, name in enumerate("abcdefgh")]
+    before = store.add("records", 0)
+    for view in members[1:]:
+        view.ended = {"a"}
+        view.roster.remove_ended()
+    assert store.add("records", 0) - before == 2
+
+
+def test_an_ended_member_is_removed_while_the_store_is_lost(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = View(store, "a", 0).join(), View(store, "b", 1).join()
+
+    def lost(*arguments: Any) -> Any:
+        raise StoreError("it is lost")
+
+    monkeypatch.setattr(b.roster._access, "ask", lost)
+    b.seen.clear()
+    b.ended = {"a"}
+    b.roster.remove_ended()
+    assert b.seen == [("ended", "a")]
+    assert a.changes() == [("peer", "b"), ("in", "b")]
+
+
+HOSTILE_PROCESSES = [
+    "process",
+    [],
+    ["host", 1],
+    ["host", -1, "1"],
+    ["host", 2**80, "1"],
+    ["host", True, "1"],
+    [["host"], 1, "1"],
+]
+
+
+@pytest.mark.parametrize("process", HOSTILE_PROCESSES, ids=str)
+def test_an_invalid_process_in_a_record_is_that_of_another_host(store: Any, process: Any) -> None:
+    a = View(store, "a", 0).join()
+    if isinstance(process, list) and process[:1] == ["host"]:
+        process = [*processes.this_process()[:1], *process[1:]]
+    record = {"kind": "peer", "name": "b", "rank": 1, "id": 1, "address": "", "process": process}
+    for text in (record, {"kind": "in", "number": store.add("records", 0) + 1}):
+        store.set(f"record/{store.add('records', 1)}", json.dumps(text))
+    assert a.changes() == [("peer", "b"), ("in", "b")]
+    assert a.roster.elsewhere() == [1]
 
 
 def test_a_late_record_is_read_later(store: Any) -> None:

@@ -1,5 +1,6 @@
 #include "links.h"  // opening and ending links; links_messages.cpp sends and receives
 
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -23,6 +24,8 @@ namespace {
 // The time between two attempts to reach a lost peer. It doubles after each attempt.
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{5000};
+// How long the end of a process may be seen after its sockets are closed.
+constexpr int kExitMilliseconds = 50;
 // How long a copy from the memory of a peer may take before its connection is closed anyway.
 constexpr std::chrono::seconds kCopyTime{5};
 // The most greetings that wait for a lookup. Unknown processes can send them, so there is a limit.
@@ -56,6 +59,12 @@ uint64_t start_of(int pid) {
   }
   fields >> start;
   return start;
+}
+
+// Whether a process ends within so many milliseconds; also if its parent has not waited for it yet.
+bool has_ended(int process_fd, int milliseconds) {
+  pollfd end{process_fd, POLLIN, 0};
+  return poll(&end, 1, milliseconds) == 1;
 }
 
 }  // namespace
@@ -157,7 +166,13 @@ void Links::open(Link& link) {
   params.err_handler.arg = this;
   watch_process(link);
   take_log_line();
-  check(ucp_ep_create(worker_.get(), &params, &link.endpoint), called(link.peer) + " cannot be reached");
+  const ucs_status_t status = ucp_ep_create(worker_.get(), &params, &link.endpoint);
+  // A process closes its sockets and its memory shortly before its end is seen.
+  if (status != UCS_OK && link.process && has_ended(link.process->get(), kExitMilliseconds)) {
+    forget_process(link);
+    throw TransportError(called(link.peer) + " is lost: its process has ended");
+  }
+  check(status, called(link.peer) + " cannot be reached");
   endpoints_[link.endpoint] = link.peer;
   link.token = new_token();
   link.next_number = 0;
@@ -196,7 +211,7 @@ void Links::watch_process(Link& link) {
     return;  // UCX's own checks remain
   }
   link.process = std::make_unique<Fd>(fd);
-  if (start_of(process.pid) != process.start) {
+  if (has_ended(fd, 0) || start_of(process.pid) != process.start) {
     link.process.reset();
     throw TransportError(called(link.peer) + " is lost: its process has ended");
   }

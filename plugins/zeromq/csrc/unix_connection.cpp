@@ -118,7 +118,10 @@ void UnixConnection::connect() {
   if (errno == EAGAIN && !is_late) {
     later(kPause, &UnixConnection::connect);
   } else {
-    report_end("cannot connect to " + endpoint_.text() + ": " + std::strerror(errno));
+    // A process that closes its socket removes the file, too.
+    const bool has_ended = errno == ECONNREFUSED;
+    report_end("cannot connect to " + endpoint_.text() + ": " + std::strerror(errno) +
+               (has_ended ? "; its process has ended" : ""));
   }
 }
 

@@ -114,7 +114,7 @@ class Session:
         """
         group, self.group = self.group, None
         if group is not None:
-            group.end()
+            group.end(together=together)
             # Closing a store that other workers still use makes them fail.
             grace_period = _HOST_GRACE_PERIOD if together else 0.0
             if self._hosts_store() and not group.wait_until_ended(grace_period):

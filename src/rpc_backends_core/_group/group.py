@@ -12,7 +12,14 @@ from typing import Any
 
 from rpc_backends_core._errors import GroupTimeoutError, StoreError
 from rpc_backends_core._group.answers import get_all, read_answer, settle, whole_answer
-from rpc_backends_core._group.contents import MOST_BYTES, added, checked, parsed, unsuitable
+from rpc_backends_core._group.contents import (
+    MOST_BYTES,
+    added,
+    checked,
+    number,
+    parsed,
+    unsuitable,
+)
 from rpc_backends_core._group.processes import has_ended, is_local
 from rpc_backends_core._group.waiting import STORE_TIMEOUT, StoreAccess, wait_for
 
@@ -22,6 +29,8 @@ _FOR_EVER = (2**31 - 1) / 1000
 _MOST_NAMED = 5
 #: How far from its own rank a worker looks for other workers on its host.
 _FARTHEST_NEIGHBOUR = 64
+#: The key with the rank of a worker that has stopped RPC without the others.
+_STOPPED = "stopped"
 _STOPPING = (
     " All workers of a static group must call shutdown(); shutdown(graceful=False) does not wait for "
     "the others."
@@ -169,7 +178,19 @@ class Group:
         return whole_answer(self.store, result, value, self.world_size)
 
     def _fail_if_a_member_has_ended(self, result: str) -> None:
-        """Give an exchange an error as its result if a worker that this one watches has ended."""
+        """Give an exchange an error as its result if a worker cannot take part any more.
+
+        It has stopped RPC, or is one that this worker watches, and its process has ended.
+        """
+        if self.store.check([_STOPPED]):
+            rank = number(_STOPPED, self.store.get(_STOPPED), len(self.members) - 1)
+            reason = (
+                f"RPC worker {self.members[rank].name!r} (rank {rank}) has stopped RPC and did not wait "
+                "for the others, as shutdown(graceful=False) does, so its group cannot shut down "
+                "together. See that worker's output for the reason."
+            )
+            settle(self.store, result, {"error": reason})
+            return
         if self._watched is None:
             self._watched = self._neighbours()
         for rank, process in self._watched.items():
@@ -212,22 +233,28 @@ class Group:
 
     def _tell_failure(self, reason: str, kind: str) -> None:
         # Other workers can be in the same stage or meeting as this one, or in the next.
-        for kind_of_wait, number in (("exchange", self._stage), ("meeting", self._meetings)):
-            for count in (number, number + 1):
+        for kind_of_wait, current in (("exchange", self._stage), ("meeting", self._meetings)):
+            for count in (current, current + 1):
                 if count:
                     answer = {"error": reason, "kind": kind}
                     settle(self.store, _result(f"{kind_of_wait}/{count}"), answer)
 
-    def end(self) -> None:
-        """Record that this worker no longer uses the store. Never raises, as the store may be gone."""
+    def end(self, *, together: bool = True) -> None:
+        """Record that this worker no longer uses the store. Never raises, as the store may be gone.
+
+        :param together: whether the other workers of a static group end too. If not, and they wait for
+            this one, they get an error that names it.
+        """
         if self._ended:
             return
         self._ended = True
         # If the store's host has already gone, no worker is left to inform.
         with contextlib.suppress(StoreError):
-            self.access.ask(self._say_end)
+            self.access.ask(lambda store: self._say_end(store, together))
 
-    def _say_end(self, store: Any) -> None:
+    def _say_end(self, store: Any, together: bool) -> None:
+        if self.world_size is not None and not together:
+            store.compare_set(_STOPPED, "", str(self.rank))
         if self.world_size is None:
             store.add("present", -1)
         elif store.add("left", 1) == self.world_size:

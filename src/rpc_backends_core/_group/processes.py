@@ -8,6 +8,8 @@ from typing import Any
 
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 _DEAD = ("Z", "X", "x")
+#: The largest process id of Linux. Identities of other processes come from a store.
+_LARGEST_PID = 1 << 22
 
 
 def this_process() -> list[str | int]:
@@ -26,6 +28,7 @@ def is_local(process: Any) -> bool:
     return (
         isinstance(process, list)
         and [type(part) for part in process] == [str, int, str]
+        and 0 < process[1] <= _LARGEST_PID
         and process[:1] == this_process()[:1]
     )
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torch.distributed import DistNetworkError
 
 from rpc_backends_core._errors import RpcBackendsError, StoreError
+from rpc_backends_core._group.connections import address_of, is_closed
 from rpc_backends_core._time_limit import HOST_MAY_HANG, LateError, within
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class StoreAccess:
                 f"{located(self._store)} has not answered an earlier request yet. {HOST_MAY_HANG}"
             )
         try:
-            return within(seconds, lambda: request(self._store))
+            return within(seconds, lambda: request(_open(self._store)))
         except LateError as late:
             self._late = late.thread
             raise StoreError(
@@ -134,12 +135,20 @@ class BoundedStore:
         return self._access.ask_plainly(request, self._seconds + more)
 
 
+def _open(store: Any) -> Any:
+    """Return the store.
+
+    :raises DistNetworkError: its host has closed the connection; torch would write a C++ backtrace.
+    """
+    if is_closed(store):
+        raise DistNetworkError("its host has closed the connection")
+    return store
+
+
 def located(store: Any) -> str:
     """Return "the group's store", and where it is if it is a TCP store."""
-    while (inner := getattr(store, "underlying_store", None)) is not None:
-        store = inner
-    host, port = getattr(store, "host", None), getattr(store, "port", None)
-    return f"the group's store at {host}:{port}" if host and port else "the group's store"
+    address = address_of(store)
+    return "the group's store" + (f" at {address[0]}:{address[1]}" if address else "")
 
 
 def wait_for(
@@ -191,7 +200,7 @@ def _poll(store: Any, key: str, seconds: float, waited: float, pause: float) -> 
     # Not store.wait(): each wait that times out makes torch write two lines to stderr, and Ctrl-C does
     # not interrupt it.
     begin = time.monotonic()
-    while not store.check([key]):
+    while not _open(store).check([key]):
         passed = time.monotonic() - begin
         if passed >= seconds:
             return False

@@ -52,6 +52,7 @@ _HOMES = {
     "get_all": "_group",
     "join_group": "_group",
     "wait_for": "_group",
+    "processes": "_group.processes:",
     "stored": "_group.contents:",
     "check_option_names": "_handlers",
     "hookimpl": "_hookspecs",

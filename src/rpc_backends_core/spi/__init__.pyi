@@ -38,6 +38,7 @@ from rpc_backends_core._group import StoreAccess as StoreAccess
 from rpc_backends_core._group import contents as stored
 from rpc_backends_core._group import get_all as get_all
 from rpc_backends_core._group import join_group as join_group
+from rpc_backends_core._group import processes as processes
 from rpc_backends_core._group import wait_for as wait_for
 from rpc_backends_core._handlers import check_option_names as check_option_names
 from rpc_backends_core._hookspecs import hookimpl as hookimpl
@@ -98,6 +99,7 @@ __all__ = [
     "is_loopback",
     "join_group",
     "nearest",
+    "processes",
     "stored",
     "torch_internals",
     "wait_for",

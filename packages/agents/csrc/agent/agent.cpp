@@ -103,6 +103,18 @@ void TransportAgent::finish(float timeout) {
   wait_until_idle(timeout, true);
 }
 
+std::vector<int> TransportAgent::callers_of_futures() const {
+  return core_->callers_of_futures();
+}
+
+void TransportAgent::note_not_waiting(int caller) {
+  core_->note_not_waiting(caller);
+}
+
+size_t TransportAgent::calls_to(int peer) const {
+  return core_->calls_to(peer);
+}
+
 void TransportAgent::wait_until_idle(double seconds, bool waits_for_futures) {
   if (!core_->wait_until_idle(seconds, waits_for_futures)) {
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' still had active calls after ", seconds,

@@ -71,6 +71,11 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   // The same, and also waits for those futures; leaves those that have no value after `timeout` seconds, which is not
   // 0.
   void finish(float timeout);
+  // The other workers whose requests wait for such futures; and notes that one of them does not wait for the answers.
+  std::vector<int> callers_of_futures() const;
+  void note_not_waiting(int caller);
+  // How many calls of this worker wait for an answer of `peer`.
+  size_t calls_to(int peer) const;
   void sync() override {}
   void startImpl() override;
   void shutdownImpl() override;

@@ -241,6 +241,12 @@ size_t Calls::waiting() const {
   return calls_.size();
 }
 
+size_t Calls::waiting(int peer) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<size_t>(
+      std::count_if(calls_.begin(), calls_.end(), [peer](const auto& entry) { return entry.second.peer == peer; }));
+}
+
 void Calls::watch() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopped_) {

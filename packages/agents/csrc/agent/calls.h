@@ -76,6 +76,7 @@ class Calls {
   std::vector<Call> take_all();
 
   size_t waiting() const;
+  size_t waiting(int peer) const;
   // The bytes of all peers that count towards the limit.
   uint64_t unanswered_bytes() const;
   uint64_t late_answers() const { return late_answers_; }

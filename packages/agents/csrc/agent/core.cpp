@@ -246,7 +246,8 @@ std::string TransportAgent::Core::why_lost(int peer) const {
 }
 
 void TransportAgent::Core::forget(int peer, const std::string& reason) {
-  members.remove(peer);  // first, so that a request that the transport refuses afterwards fails with the right reason
+  members.remove(peer,
+                 reason);  // first, so that a request that the transport refuses afterwards fails with the right reason
   contained("while forgetting a peer", [&] { transport_->forget(peer); });
   for (const Calls::Call& call : calls_.take_all(peer)) {
     end_call(call, reason);
@@ -265,8 +266,25 @@ bool TransportAgent::Core::is_idle() const {
 bool TransportAgent::Core::has_awaited_futures() const {
   const std::lock_guard<std::mutex> lock(pending_mutex_);
   return std::any_of(pending_by_caller_.begin(), pending_by_caller_.end(), [&](const auto& pending) {
-    return why_lost(pending.first).empty() && !members.has_left(pending.first);
+    return !not_waiting_.count(pending.first) && why_lost(pending.first).empty() && !members.has_left(pending.first);
   });
+}
+
+std::vector<int> TransportAgent::Core::callers_of_futures() const {
+  const std::lock_guard<std::mutex> lock(pending_mutex_);
+  std::vector<int> callers;
+  for (const auto& pending : pending_by_caller_) {
+    callers.push_back(pending.first);
+  }
+  return callers;
+}
+
+void TransportAgent::Core::note_not_waiting(int caller) {
+  {
+    const std::lock_guard<std::mutex> lock(pending_mutex_);
+    not_waiting_.insert(caller);
+  }
+  tell_progress();
 }
 
 bool TransportAgent::Core::wait_until_idle(double seconds, bool waits_for_futures) {

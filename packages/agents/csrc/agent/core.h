@@ -11,6 +11,8 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
+#include <vector>
 
 #include "agent/agent.h"
 #include "agent/answers.h"
@@ -44,6 +46,10 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   // neither left nor been lost, and never makes the result false: the future may never get a value. If its caller waits
   // for it, the call is active there.
   bool wait_until_idle(double seconds, bool waits_for_futures);
+  // See TransportAgent.
+  std::vector<int> callers_of_futures() const;
+  void note_not_waiting(int caller);
+  size_t calls_to(int peer) const { return calls_.waiting(peer); }
   Traffic traffic() const;
   // See TransportAgent::answering_worker().
   std::string answering_worker() const;
@@ -190,6 +196,7 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   std::atomic<int64_t> pending_requests_{0}, pending_own_requests_{0};
   mutable std::mutex pending_mutex_;
   std::unordered_map<int, int64_t> pending_by_caller_;  // those of other workers
+  std::unordered_set<int> not_waiting_;                 // workers that wait for none of these futures
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 
   std::mutex idle_mutex_;

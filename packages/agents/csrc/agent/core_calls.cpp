@@ -114,7 +114,8 @@ void TransportAgent::Core::send_request(int peer, uint64_t call, Parts parts, bo
 
 void TransportAgent::Core::fail_request(int peer, uint64_t call, const std::string& reason, bool is_retried) {
   // The caller found the worker just before it left, so the transport does not know it any more.
-  const std::string error = members.has_left(peer) ? "worker " + members.called(peer) + " has left the group" : reason;
+  const std::string left = members.how_it_left(peer);
+  const std::string& error = left.empty() ? reason : left;
   if (is_retried && running_) {
     calls_.fail_after(kRetryDelay, call, error);
   } else if (const auto taken = calls_.take(call, peer)) {

@@ -34,13 +34,13 @@ void Members::add(const std::string& name, int id) {
   }
   auto info = std::make_shared<WorkerInfo>(name, static_cast<int64_t>(id));
   if (known != by_id_.end()) {
-    left_.push_back(known->second);
+    left_.push_back({known->second, {}});
   }
   by_id_[id] = info;
   by_name_[name] = info;
 }
 
-void Members::remove(int id) {
+void Members::remove(int id, const std::string& how) {
   std::unique_lock lock(mutex_);
   const auto found = by_id_.find(id);
   if (found == by_id_.end()) {
@@ -50,7 +50,7 @@ void Members::remove(int id) {
   if (named != by_name_.end() && named->second == found->second) {
     by_name_.erase(named);
   }
-  left_.push_back(found->second);
+  left_.push_back({found->second, how});
   by_id_.erase(found);
 }
 
@@ -95,7 +95,7 @@ const WorkerInfo& Members::by_name(const std::string& name) const {
 
 const WorkerInfo& Members::by_id(int id) const {
   if (has_left(id)) {
-    return *find_left(id);
+    return *find_left(id)->info;
   }
   return get(id, std::to_string(id));
 }
@@ -111,19 +111,28 @@ std::vector<WorkerInfo> Members::all() const {
   return infos;
 }
 
-const WorkerInfo* Members::find_left(int id) const {
+const Members::Left* Members::find_left(int id) const {
   std::shared_lock lock(mutex_);
-  const auto found = std::find_if(left_.rbegin(), left_.rend(), [id](const auto& info) { return info->id_ == id; });
-  return found == left_.rend() ? nullptr : found->get();
+  const auto found =
+      std::find_if(left_.rbegin(), left_.rend(), [id](const Left& left) { return left.info->id_ == id; });
+  return found == left_.rend() ? nullptr : &*found;
 }
 
 bool Members::has_left(int id) const {
   return find(id) == nullptr && find_left(id) != nullptr;
 }
 
+std::string Members::how_it_left(int id) const {
+  const Left* const left = find(id) == nullptr ? find_left(id) : nullptr;
+  return left == nullptr ? std::string() : left->how;
+}
+
 std::string Members::called(int id) const {
-  const WorkerInfo* const member = find(id);
-  const WorkerInfo* const info = member ? member : find_left(id);
+  const WorkerInfo* info = find(id);
+  if (info == nullptr) {
+    const Left* const left = find_left(id);
+    info = left == nullptr ? nullptr : left->info.get();
+  }
   return info ? "'" + info->name_ + "'" : "worker " + std::to_string(id);
 }
 

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <shared_mutex>
@@ -22,7 +23,8 @@ class Members {
   bool refresh() const;
 
   void add(const std::string& name, int id);
-  void remove(int id);
+  // `how`: how the worker has left, for messages.
+  void remove(int id, const std::string& how);
 
   // Throw std::runtime_error with the known names if there is no such worker. An id may be that of a worker that has
   // left: torch looks up the owners of RRefs, and messages to such a worker fail with the reason.
@@ -34,11 +36,19 @@ class Members {
   std::string called(int id) const;
   // Whether a worker had this id, and no worker has it now.
   bool has_left(int id) const;
+  // How that worker has left; empty if none has.
+  std::string how_it_left(int id) const;
 
  private:
+  struct Left {
+    std::shared_ptr<WorkerInfo> info;
+    std::string how;
+  };
+
   const WorkerInfo* find(const std::string& name) const;
   const WorkerInfo* find(int id) const;
-  const WorkerInfo* find_left(int id) const;
+  // The last worker that has left with this id.
+  const Left* find_left(int id) const;
   template <typename Key>
   const WorkerInfo& get(const Key& key, const std::string& shown) const;
 
@@ -47,7 +57,7 @@ class Members {
   std::unordered_map<int, std::shared_ptr<WorkerInfo>> by_id_;
   std::unordered_map<std::string, std::shared_ptr<WorkerInfo>> by_name_;
   // Torch keeps references to the WorkerInfo of workers that have left.
-  std::vector<std::shared_ptr<WorkerInfo>> left_;
+  std::deque<Left> left_;
 };
 
 }  // namespace rpc_backends

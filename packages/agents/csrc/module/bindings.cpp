@@ -134,6 +134,9 @@ PYBIND11_MODULE(_C, module) {
       .def("learn", &TransportAgent::learn, Unlocked(), py::arg("worker_id"), py::arg("name"), py::arg("address"))
       .def("join", &TransportAgent::join, Unlocked(), py::arg("shutdown") = false, py::arg("timeout") = 0.0F)
       .def("finish", &TransportAgent::finish, Unlocked(), py::arg("timeout"))
+      .def("callers_of_futures", &TransportAgent::callers_of_futures, Unlocked())
+      .def("note_not_waiting", &TransportAgent::note_not_waiting, Unlocked(), py::arg("worker_id"))
+      .def("calls_to", &TransportAgent::calls_to, Unlocked(), py::arg("worker_id"))
       .def(
           "shutdown",
           [](TransportAgent& self) {

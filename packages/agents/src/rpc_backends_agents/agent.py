@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -9,15 +10,25 @@ import types
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import rpc
+
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import Native
 from rpc_backends_agents.presence import Presence
-from rpc_backends_core.spi import GroupTimeoutError, RankMappingMixin, stored, torch_internals
+from rpc_backends_core.spi import (
+    GroupTimeoutError,
+    RankMappingMixin,
+    current_session,
+    stored,
+    torch_internals,
+    worker_info,
+)
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.rpc import WorkerInfo
 
-    from rpc_backends_agents.roster import Roster
+    from rpc_backends_agents.roster import Peer, Roster
     from rpc_backends_core.spi import Group
 
 logger = logging.getLogger("rpc_backends.agents")
@@ -141,7 +152,8 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
     Changes of the membership are not broadcast. The agent reads the member list from the store when the
     program asks for an unknown worker or for all workers, when a connection is lost, and about once a
     second while the program asks for a worker whose connection was lost: another process may have taken
-    its name.
+    its name. When the program asks for all workers, the agent also looks for members that have died, at
+    most once a second.
     """
 
     roster: Roster
@@ -149,12 +161,13 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._lost: set[str] = set()
+        self._left: dict[str | int, str] = {}  # how former members have left, by name and by rank
         self._next_look = 0.0
 
     def follow(self, members: dict[int, WorkerInfo]) -> None:
         """Set the members by worker id; the caller keeps them up to date. Call this before the start."""
         self.members = members
-        self.presence = Presence(members, self.roster.report_loss)
+        self.presence = Presence(members, self.roster)
 
     def refresh(self) -> None:
         """Read the member list."""
@@ -174,6 +187,10 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
         """Stop looking for a replacement of the worker that had this name."""
         self._lost.discard(name)
 
+    def note_leave(self, peer: Peer, how: str) -> None:
+        """Remember how a member has left, for the errors of later calls."""
+        self._left[peer.name] = self._left[peer.rank] = how
+
     def get_worker_info(self, who: str | int | None = None) -> WorkerInfo:
         """Return a worker by name or rank, or this one.
 
@@ -185,6 +202,11 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                 raise RuntimeError(
                     f"Unknown destination worker {who}: could not find destination among the known "
                     f"members, and the member list cannot be read: {self.roster.trouble}"
+                )
+            if who in self._left and not self.knows(who):
+                raise RuntimeError(
+                    f"Unknown destination worker {who}: could not find destination among the members of "
+                    f"the group, because {self._left[who]}."
                 )
         return super().get_worker_info(who)
 
@@ -209,7 +231,8 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
     def leave_group(self, timeout: float = 0) -> None:
         """Leave the group: delete RRefs, remove this worker from the member list, finish active calls.
 
-        Requests whose functions have returned futures are answered if these get their values in time.
+        Requests whose functions have returned futures are answered if these get their values in time, and
+        if the caller still waits for an answer.
 
         :param timeout: seconds to wait for active calls; 0 means a few seconds.
         """
@@ -222,5 +245,30 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                 error,
             )
         self.presence.close()
+        self._ask_callers()
         self.roster.leave()
         self.finish(timeout or _SERVING_TIMEOUT)
+
+    def _ask_callers(self) -> None:
+        """Find out which callers have given up their calls to functions that have returned futures."""
+        for caller in self.callers_of_futures():
+            info = self.members.get(caller)
+            if info is None:
+                continue
+            me = _C.TransportAgent.get_worker_info(self)
+            with contextlib.suppress(RuntimeError):  # then the caller counts as waiting
+                to = worker_info(info.name, caller, caller)
+                answer = rpc.rpc_async(to, has_calls_to, (me.id,), timeout=_SERVING_TIMEOUT)
+                answer.add_done_callback(functools.partial(self._take_answer, caller))
+
+    def _take_answer(self, caller: int, answer: torch.futures.Future[bool]) -> None:
+        with contextlib.suppress(RuntimeError):
+            if answer.value() is False:
+                self.note_not_waiting(caller)
+
+
+def has_calls_to(worker_id: int) -> bool:
+    """Return whether a call of this worker waits for another one, which asks by RPC."""
+    session = current_session()
+    agents = session.agents if session is not None else []
+    return any(agent.calls_to(worker_id) for agent in agents if isinstance(agent, _Agent))

@@ -1,5 +1,9 @@
 """Which members of a dynamic group do not respond any more.
 
+The end of a process on this host is seen without a call, and is final (:mod:`.roster`). Other members are
+called once, when the program asks for the list; from then on, there is a connection to them that can be
+lost.
+
 A lost connection does not mean that the member has died: the transport may connect again. So the member
 is called. If the call fails, and not by a time-out, the member is absent: programs do not see it in the
 list. It stays a member, because it may be behind a network that is cut for a while; it is called again
@@ -11,37 +15,43 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import rpc
 from torch.distributed.rpc import WorkerInfo
 
 from rpc_backends_core.spi import worker_info
 
+if TYPE_CHECKING:
+    from rpc_backends_agents.roster import Roster
+
 logger = logging.getLogger("rpc_backends.agents")
 
 #: Seconds within which a live worker responds.
 _ALIVE_TIMEOUT = 3.0
-#: Seconds between two calls of an absent member, and how long a reader of the list waits for answers.
+#: Seconds between two looks at the members, and how long a reader of the list waits for answers.
 _INTERVAL = 1.0
 _WAIT = 0.5
+#: Calls of members that are made at the same time.
+_MOST_CALLS = 32
 
 
 def is_alive(name: str, worker_id: int) -> bool:
     """Return whether a worker responds; if it times out, assume that it is alive."""
-    return _has_responded(_call(name, worker_id))
+    return _has_responded(_call(name, worker_id), name)
 
 
 def _call(name: str, worker_id: int) -> Any:
     return rpc.rpc_async(worker_info(name, worker_id, worker_id), int, timeout=_ALIVE_TIMEOUT)
 
 
-def _has_responded(future: Any) -> bool:
+def _has_responded(future: Any, name: str) -> bool:
     try:
         future.wait()
     except RuntimeError as error:
-        return "RPC ran for more than set timeout" in str(error)
+        # In a time-out and in what the worker answers, such as a refusal, the agent's words are missing.
+        return f"RPC to '{name}' failed: " not in str(error)
     return True
 
 
@@ -49,14 +59,15 @@ class Presence:
     """Knows which members are absent.
 
     :param members: the members by worker id, as they are at each time.
-    :param report: called with the id of a member that has become absent after a lost connection.
+    :param roster: the list; it gets the ids of members that have become absent after a lost connection.
     """
 
-    def __init__(self, members: Mapping[int, WorkerInfo], report: Callable[[int], None]) -> None:
+    def __init__(self, members: Mapping[int, WorkerInfo], roster: Roster) -> None:
         self._members = members
-        self._report = report
+        self._roster = roster
         self._lock = threading.Condition()
         self._calls: set[int] = set()
+        self._called: set[int] = set()
         self._absent: set[int] = set()
         self._next_look = 0.0
         self._closed = False
@@ -78,20 +89,33 @@ class Presence:
                 self._calls.discard(worker_id)
                 self._absent.add(worker_id)  # until the next look
             return
-        future.add_done_callback(lambda done: self._finish(worker_id, _has_responded(done), lost))
+        future.add_done_callback(
+            lambda done: self._finish(worker_id, _has_responded(done, info.name), lost)
+        )
 
     def absent(self) -> set[int]:
-        """Return the ids of absent members, after another call to each of them."""
+        """Return the ids of absent members, after another look at all members."""
         now = time.monotonic()
         with self._lock:
-            self._absent &= self._members.keys()
-            again = set(self._absent) if now >= self._next_look else set()
-            self._next_look = now + _INTERVAL if again else self._next_look
-        for worker_id in again:
-            self.check(worker_id)
+            is_due = now >= self._next_look and not self._closed
+            self._next_look = now + _INTERVAL if is_due else self._next_look
+        if is_due:
+            self._roster.remove_ended()
+            self._call_others(set(self._roster.elsewhere()))
         with self._lock:
+            self._absent &= self._members.keys()
             self._lock.wait_for(lambda: not self._calls, _WAIT)
             return set(self._absent)
+
+    def _call_others(self, elsewhere: set[int]) -> None:
+        """Call the absent members again, and those that were never called."""
+        with self._lock:
+            self._called &= elsewhere
+            free = max(0, _MOST_CALLS - len(self._calls))
+            members = [*(self._absent & self._members.keys()), *sorted(elsewhere - self._called)]
+            self._called.update(members[:free])
+        for worker_id in members[:free]:
+            self.check(worker_id)
 
     def close(self) -> None:
         """Call no member any more: this worker leaves."""
@@ -99,9 +123,11 @@ class Presence:
             self._closed = True
 
     def _finish(self, worker_id: int, responded: bool, lost: bool) -> None:
+        if not responded:
+            self._roster.remove_ended()
         with self._lock:
             self._calls.discard(worker_id)
-            is_new = not responded and worker_id not in self._absent
+            is_new = not responded and worker_id in self._members.keys() - self._absent
             if responded:
                 self._absent.discard(worker_id)
             elif worker_id in self._members:
@@ -110,4 +136,4 @@ class Presence:
             if self._closed:
                 return
         if is_new and lost:
-            self._report(worker_id)
+            self._roster.report_loss(worker_id)

@@ -6,6 +6,9 @@ workers that join at the same time. Keys in the group's store: ``records`` (the 
 worker writes the record that it is a member only after it has become the owner of both. A record that a
 worker is out is final.
 
+A record names the process of its worker. A worker of the same host sees when that process ends, and then
+writes that the member is out. That a process has ended is final too, so it needs no vote.
+
 Any process that reaches the store can write to it. So every record is limited in size and checked;
 a record that is not valid is logged and skipped. If the list cannot be read at all, existing members
 are unaffected.
@@ -31,6 +34,7 @@ from rpc_backends_core.spi import (
     StoreAccess,
     StoreError,
     get_all,
+    processes,
     stored,
 )
 
@@ -51,6 +55,8 @@ _FIELDS: dict[str, dict[str, type]] = {
 _MOST_RECORDS = 8 * (_MAX_ID + 1)
 #: How many times the loss of one worker is reported: its connections may be lost for a while only.
 _MOST_REPORTS = 4
+#: How many workers record the end of one process: the first may die before it has written the record.
+_MOST_WRITERS = 2
 #: Bytes of the longest record that is parsed, many times more than any worker writes.
 _LARGEST_RECORD = 1 << 16
 #: Records that are read in one request.
@@ -70,6 +76,7 @@ class Peer:
     :ivar number: the number of the worker's first record, which is unique in the group.
     :ivar address: the address for the transport; it is not kept after the transport has learned it.
     :ivar devices: what the worker declares of its accelerators; not kept either. None for nothing.
+    :ivar process: its process as `this_process` returns it there; empty if it is not on this host.
     """
 
     number: int
@@ -78,6 +85,11 @@ class Peer:
     worker_id: int
     address: str
     devices: Any = None
+    process: tuple[Any, ...] = ()
+
+
+def _has_ended(peer: Peer) -> bool:
+    return bool(peer.process) and processes.has_ended([*peer.process])
 
 
 class Roster:
@@ -89,8 +101,10 @@ class Roster:
         before it is a member. If this returns False or raises, the worker is kept out; an exception is
         logged.
     :param on_join: called with each new member.
-    :param on_leave: called with each worker that has left: a member, or one that gave up joining.
+    :param on_leave: called with each worker that has left: a member, or one that gave up joining; and
+        with whether its process has ended instead, without leaving.
     :param on_loss: called with a member to which another worker has lost its connection.
+    :param has_ended: whether the process of a worker has certainly ended.
     :param access: shared access to the store, if other code uses the store, too.
     :param timeout: seconds that a store request may take while this worker joins.
     :ivar trouble: why the last read of the list failed; empty if it succeeded.
@@ -103,8 +117,9 @@ class Roster:
         *,
         on_peer: Callable[[Peer], bool],
         on_join: Callable[[Peer], None],
-        on_leave: Callable[[Peer], None],
+        on_leave: Callable[[Peer, bool], None],
         on_loss: Callable[[Peer], None] = lambda peer: None,
+        has_ended: Callable[[Peer], bool] = _has_ended,
         access: StoreAccess | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -116,6 +131,7 @@ class Roster:
         self._on_join = on_join
         self._on_leave = on_leave
         self._on_loss = on_loss
+        self._has_ended = has_ended
         self._reports: dict[int, int] = {}
         self._changing = threading.RLock()
         self._applying = False
@@ -168,6 +184,8 @@ class Roster:
         record = {"kind": "peer", "name": name, "rank": rank, "id": worker_id, "address": address}
         if devices is not None:
             record["devices"] = devices
+        if process := processes.this_process():
+            record["process"] = process
         number = self._append(record, self._timeout, self._mine)
         self._ids.add(worker_id)
         self._me = Peer(number, name, rank, worker_id, address, devices)
@@ -189,6 +207,7 @@ class Roster:
         """
         assert self._me is not None
         self._look_at_own_records()
+        self.remove_ended()
         claims = Claims(
             self._me,
             ask=lambda request: self._access.ask(request, self._timeout),
@@ -231,6 +250,8 @@ class Roster:
         return self._peers.get(number) or self._kept_out.get(number)
 
     def _may_live(self, peer: Peer, *, is_member: bool, ask: Callable[[Peer], bool]) -> bool:
+        if self._has_ended(peer):
+            return False
         # A worker that is kept out cannot be asked. A joining one is denied membership then.
         return is_member if peer.number in self._kept_out else ask(peer)
 
@@ -264,6 +285,42 @@ class Roster:
                     self._append({"kind": "lost", "number": number}, STORE_TIMEOUT)
         except StoreError as error:
             logger.debug("the loss of a member is not reported to the others: %s", error)
+
+    def elsewhere(self) -> list[int]:
+        """Return the ids of the other members whose processes cannot be seen from here."""
+        with self._changing:
+            members = [self._peers[number] for number in sorted(self._joined)]
+        return [
+            peer.worker_id
+            for peer in members
+            if not peer.process and self._me is not None and peer.number != self._me.number
+        ]
+
+    def remove_ended(self) -> None:
+        """Remove members whose process has ended on this host, and record that. Never raises."""
+        if not self._changing.acquire(timeout=STORE_TIMEOUT):
+            return
+        try:
+            if self._applying:
+                return
+            members = [self._peers[number] for number in sorted(self._joined)]
+            ended = [peer for peer in members if self._has_ended(peer)]
+            self._applying = True
+            try:
+                for peer in ended:
+                    self._drop(peer, ended=True)
+            finally:
+                self._applying = False
+        finally:
+            self._changing.release()
+        try:
+            for peer in ended:
+                # Others may have seen it, too.
+                if self._add(f"ended/{peer.number}", 1, STORE_TIMEOUT) <= _MOST_WRITERS:
+                    record = {"kind": "out", "number": peer.number, "ended": True}
+                    self._append(record, STORE_TIMEOUT)
+        except StoreError as error:
+            logger.debug("the end of a member is not recorded for the others: %s", error)
 
     def refresh(self) -> None:
         """Read the new records. Never raises: a failure to read is logged."""
@@ -374,6 +431,7 @@ class Roster:
                 record["id"],
                 record["address"],
                 record.get("devices"),
+                tuple(record["process"]) if processes.is_local(record.get("process")) else (),
             )
             early = self._early.pop(number, set())
             self._enter(peer)
@@ -397,13 +455,16 @@ class Roster:
             if about in self._joined and self._me is not None and about != self._me.number:
                 self._on_loss(peer_or_none)
         elif record["kind"] == "out":
-            self._drop(peer_or_none)
+            self._drop(peer_or_none, ended=record.get("ended") is True)
         elif about not in self._joined:
             self._joined.add(about)
             self._on_join(peer_or_none)
 
-    def _drop(self, peer: Peer) -> None:
-        """Take in that a worker is out: a member, or one that did not become a member."""
+    def _drop(self, peer: Peer, *, ended: bool) -> None:
+        """Take in that a worker is out: a member, or one that did not become a member.
+
+        :param ended: whether its process has ended, and it did not leave.
+        """
         if self._me is not None and peer.number == self._me.number and not self._is_leaving:
             logger.warning(
                 "RPC worker %r is no longer a member of its group: another worker has taken over its "
@@ -413,7 +474,7 @@ class Roster:
         self._joined.discard(peer.number)
         self._reports.pop(peer.number, None)
         del self._peers[peer.number]
-        self._on_leave(peer)
+        self._on_leave(peer, ended)
 
     def _enter(self, peer: Peer) -> None:
         """Add a worker that wants to join, unless it is kept out."""
@@ -432,8 +493,9 @@ class Roster:
             self._ids.add(peer.worker_id)
         self._peers[peer.number] = stripped
 
-    def _add(self, key: str, amount: int) -> int:
-        return self._access.ask(lambda store: stored.added(store, key, amount), self._timeout)
+    def _add(self, key: str, amount: int, seconds: float | None = None) -> int:
+        limit = self._timeout if seconds is None else seconds
+        return self._access.ask(lambda store: stored.added(store, key, amount), limit)
 
     def _append(
         self, record: dict[str, Any], seconds: float, kept: dict[int, bytes] | None = None

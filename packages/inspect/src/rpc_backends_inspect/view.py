@@ -17,6 +17,8 @@ from rpc_backends_inspect.workers import Call, WorkerState
 #: The most rows of calls of one worker, and the most names in a list.
 _ROWS = 20
 _NAMES = 8
+#: What the agents say of a peer whose process has ended.
+_ENDED = ("its process has ended", "has ended without shutdown()")
 
 _TITLES = {
     "cycle": "Deadlock",
@@ -59,15 +61,25 @@ def _show_group(out: Console, group: InspectedGroup) -> None:
     here = {state.worker for state in group.states}
     absent = [name for name in group.members if name not in here]
     workers = f"{count} worker{'s' * (count != 1)}"
+    ended = [name for name in absent if _has_ended(name, group)]
+    absent = [name for name in absent if name not in ended]
+    if ended:
+        workers += f", {len(ended)} whose process has ended: {_listed(ended)}"
     if absent:
         workers += f", and {len(absent)} not found on this host: {_listed(absent)}"
     if group.key.startswith("@"):
         title = "Workers in init_rpc"
     else:
         title = f"Group {short_id(group)}" if group.key else "Workers of an unknown group"
-    out.print(
-        Text.assemble((title, "bold"), "  ", "  ".join(filter(None, [*facts, workers]))),
-        soft_wrap=True,
+    out.print(Text.assemble((title, "bold"), "  ", "  ".join(filter(None, [*facts, workers]))))
+
+
+def _has_ended(worker: str, group: InspectedGroup) -> bool:
+    """Return whether the error of a call to this worker says that its process has ended."""
+    return any(
+        call.peer == worker and not call.incoming and any(text in call.error for text in _ENDED)
+        for state in group.states
+        for call in state.recent
     )
 
 

@@ -23,6 +23,13 @@ _ROWS = 30
 _PROBLEMS = 8
 #: The least characters that are shown of a long name of a worker; with them, 80 columns hold all numbers.
 _WIDEST = 8
+#: Messages with which torch counts references and cleans up: no calls of the program.
+_OF_TORCH = {
+    "RREF_USER_DELETE",
+    "RREF_FORK_REQUEST",
+    "RREF_CHILD_ACCEPT",
+    "CLEANUP_AUTOGRAD_CONTEXT_REQ",
+}
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,9 @@ def _percentile(times: list[float], share: float) -> float:
 
 
 def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> RenderableType:
-    """Return one screen."""
+    """Return one screen: the busiest rows, each at the same place as before."""
     states = list(states)
+    rows = [row for row in rows if row.function not in _OF_TORCH]
     problems = [state for state in states if state.problem]
     lines = [
         Text.assemble(
@@ -130,7 +138,7 @@ def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> Ren
         *["group"] * several,
         *("worker", "to", "function", "calls/s", "bytes/s", "p50", "p99", "failed", "open"),
     )
-    for row in rows[:_ROWS]:
+    for row in sorted(rows[:_ROWS], key=_place):
         table.add_row(
             *[groups.get(row.group_id, "")] * several,
             row.worker,
@@ -161,6 +169,10 @@ def frame(states: Iterable[WorkerState], rows: list[Row], seconds: float) -> Ren
         else []
     )
     return Group(head, *lines, table, *more)
+
+
+def _place(row: Row) -> tuple[str, ...]:
+    return row.group_id, row.worker, row.peer, row.function
 
 
 def watch(read: Callable[[], list[WorkerState]], seconds: float) -> None:
