@@ -28,12 +28,12 @@ TransportAgent::~TransportAgent() {
 
 c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                                         float rpc_timeout_seconds, const DeviceMap& device_map) {
-  return send(to, std::move(message), rpc_timeout_seconds, device_map, {});
+  return send_call(to, std::move(message), rpc_timeout_seconds, device_map, {}).future;
 }
 
-c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
-                                                        float rpc_timeout_seconds, const DeviceMap& device_map,
-                                                        const Contexts& contexts, CallLog::Place* recorded) {
+TransportAgent::SentCall TransportAgent::send_call(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                   float rpc_timeout_seconds, const DeviceMap& device_map,
+                                                   const Contexts& contexts, CallLog::Place* recorded) {
   TORCH_CHECK(message->isRequest(), "send() sends requests only; the agent sends responses itself");
   if (is_forked()) {
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,

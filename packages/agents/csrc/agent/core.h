@@ -34,9 +34,9 @@ class TransportAgent::Core : public std::enable_shared_from_this<TransportAgent:
   void stop();
 
   // `device_map`: where the tensors go; if it is empty, the device map for the worker `to` counts. `recorded`: as for
-  // TransportAgent::send().
-  FuturePtr send(const WorkerInfo& to, c10::intrusive_ptr<Message> message, std::chrono::milliseconds timeout,
-                 const Contexts& contexts, const DeviceMap& device_map, CallLog::Place* recorded);
+  // TransportAgent::send_call().
+  SentCall send(const WorkerInfo& to, c10::intrusive_ptr<Message> message, std::chrono::milliseconds timeout,
+                const Contexts& contexts, const DeviceMap& device_map, CallLog::Place* recorded);
   void forget(int peer, const std::string& reason);
 
   // Waits until this worker has no active calls and runs no requests; returns false after `seconds`. A request whose

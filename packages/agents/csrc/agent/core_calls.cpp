@@ -22,9 +22,9 @@ constexpr std::chrono::milliseconds kRetryDelay{100};
 
 }  // namespace
 
-FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
-                                     std::chrono::milliseconds timeout, const Contexts& contexts,
-                                     const DeviceMap& device_map, CallLog::Place* recorded) {
+TransportAgent::SentCall TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                    std::chrono::milliseconds timeout, const Contexts& contexts,
+                                                    const DeviceMap& device_map, CallLog::Place* recorded) {
   const int peer = to.id_;
   const auto started = Clock::now();
   const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
@@ -33,8 +33,6 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
   last_peer = has_result(message->type()) ? peer : last_peer;
   if (recorded != nullptr) {
     CallLog::sent(recorded, call);
-  } else {
-    last_call_sent = call;
   }
   const DeviceMaps* const maps = devices.get();
   Placement placement{nullptr, [&to] { return to.name_; }, true};
@@ -55,11 +53,11 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
   if (!future) {
     future = new_future(maps);
     fail_call({peer, future, bytes, unsent, timeout, {}, {}, recorded, rref}, timeout_text(timeout));
-    return future;
+    return {future, call};
   }
   if (staging.empty()) {
     send_request(peer, call, std::move(parts), is_retried);
-    return future;
+    return {future, call};
   }
   auto error = error_in([&] {
     const auto self = shared_from_this();
@@ -81,7 +79,7 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
       end_call(*taken, *error);
     }
   }
-  return future;
+  return {future, call};
 }
 
 FuturePtr TransportAgent::Core::new_future(const DeviceMaps* maps) const {
