@@ -1,6 +1,8 @@
-// The requests of other workers, and this worker's own to itself: from their arrival to the answer.
+#include "agent/request_server.h"
+
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/rpc/request_callback_impl.h>
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "agent/core.h"
 #include "base/log.h"
 #include "inspect/request_inspector.h"
 #include "intercept/intercepted_call.h"
@@ -76,13 +77,13 @@ c10::intrusive_ptr<rpc::Message> explained(c10::intrusive_ptr<rpc::Message> mess
 }  // namespace
 
 // A request that interceptors see before it runs.
-class TransportAgent::Core::IncomingCall final : public InterceptedCall {
+class RequestServer::IncomingCall final : public InterceptedCall {
  public:
-  IncomingCall(std::shared_ptr<Core> core, int peer, uint64_t call, uint64_t bytes, std::vector<c10::Stream> streams,
+  IncomingCall(RequestServer& server, int peer, uint64_t call, uint64_t bytes, std::vector<c10::Stream> streams,
                Contexts arrived, CallLog::Place* recorded)
-      : InterceptedCall(core->interceptors_, Direction::kIncoming, peer, std::chrono::milliseconds(0),
+      : InterceptedCall(server.agent_.interceptors, Direction::kIncoming, peer, std::chrono::milliseconds(0),
                         std::move(arrived)),
-        core_(std::move(core)),
+        server_(server),
         call_(call),
         bytes_(bytes),
         streams_(std::move(streams)),
@@ -92,63 +93,84 @@ class TransportAgent::Core::IncomingCall final : public InterceptedCall {
   void transmit(MessagePtr message, const Contexts& /*contexts*/, const PassingRequestPtr& last) override {
     auto self = std::static_pointer_cast<IncomingCall>(shared_from_this());
     const SpanContext span = recorded_ == nullptr ? SpanContext() : recorded_->span.context;
-    core_->execute(std::move(message), peer_id_, bytes_, span, streams_,
-                   [self, last](JitFuture& response) { self->come_back(last, FuturePtr::reclaim_copy(&response)); });
+    server_.execute(std::move(message), peer_id_, bytes_, span, streams_,
+                    [self, last](JitFuture& response) { self->come_back(last, FuturePtr::reclaim_copy(&response)); });
   }
 
   void finish(JitFuture* answer) override {
     const int64_t ended = CallLog::now_us();
     if (answer != nullptr) {
-      core_->reply(peer_id_, call_, *answer, streams_);
+      server_.reply(peer_id_, call_, *answer, streams_);
     } else {
-      core_->reply_nothing(peer_id_);
+      server_.reply_nothing(peer_id_);
     }
     if (recorded_ != nullptr) {
-      core_->call_log_->end(recorded_, answer, ended);
+      server_.agent_.call_log->end(recorded_, answer, ended);
     }
   }
 
   const std::string& peer() const override {
     static const std::string unknown;
     try {
-      return core_->members.by_id(peer_id_).name_;
+      return server_.agent_.members.by_id(peer_id_).name_;
     } catch (const std::exception&) {
       return unknown;
     }
   }
 
  private:
-  const std::shared_ptr<Core> core_;
+  RequestServer& server_;
+  const std::shared_ptr<AgentState> kept_ = server_.agent_.shared_from_this();
   const uint64_t call_;
   const uint64_t bytes_;
   const std::vector<c10::Stream> streams_;
   CallLog::Place* const recorded_;
 };
 
-void TransportAgent::Core::serve(int peer, Decoded request, uint64_t bytes, std::vector<c10::Stream> streams) {
-  CallLog::Place* recorded = nullptr;
-  if (call_log_) {
-    recorded = call_log_->begin_incoming(peer, *request.message, request.call, arrived_span(request.contexts));
+RequestServer::RequestServer(AgentState& agent, MessageSender& sender)
+    : agent_(agent),
+      sender_(sender),
+      callback_(std::make_unique<rpc::RequestCallbackImpl>()),
+      answers_(agent.options.max_unanswered_bytes) {}
+
+void RequestServer::serve(int peer, Decoded request, uint64_t bytes, const std::vector<c10::Stream>& streams) {
+  const uint64_t call = request.call;
+  agent_.activity.begin_request();
+  if (peer != agent_.id) {
+    ++agent_.counters.received;
   }
-  if (interceptors_ && interceptors_->wants(Direction::kIncoming)) {
-    std::make_shared<IncomingCall>(shared_from_this(), peer, request.call, bytes, std::move(streams),
-                                   std::move(request.contexts), recorded)
+  if (const auto error = error_in([&] { begin(peer, std::move(request), bytes, streams); })) {
+    auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    fail(response, "the request cannot be served: " + *error);
+    reply(peer, call, *response, streams);
+  }
+}
+
+void RequestServer::begin(int peer, Decoded request, uint64_t bytes, std::vector<c10::Stream> streams) {
+  CallLog::Place* recorded = nullptr;
+  if (agent_.call_log) {
+    recorded = agent_.call_log->begin_incoming(peer, *request.message, request.call, arrived_span(request.contexts));
+  }
+  if (agent_.interceptors && agent_.interceptors->wants(Direction::kIncoming)) {
+    std::make_shared<IncomingCall>(*this, peer, request.call, bytes, std::move(streams), std::move(request.contexts),
+                                   recorded)
         ->begin(std::move(request.message));
     return;
   }
   execute(std::move(request.message), peer, bytes, recorded == nullptr ? SpanContext() : recorded->span.context,
-          streams, [self = shared_from_this(), peer, call = request.call, recorded, streams](JitFuture& response) {
+          streams,
+          [this, kept = agent_.shared_from_this(), peer, call = request.call, recorded, streams](JitFuture& response) {
             const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
-            self->reply(peer, call, response, streams);
+            reply(peer, call, response, streams);
             if (recorded != nullptr) {  // after the answer was sent, so that the answer does not wait for this
-              self->call_log_->end(recorded, &response, ended);
+              agent_.call_log->end(recorded, &response, ended);
             }
           });
 }
 
-void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes,
-                                   const SpanContext& span, std::vector<c10::Stream> streams, OnResponse on_response) {
-  if (call_log_ || interceptors_) {
+void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, const SpanContext& span,
+                            std::vector<c10::Stream> streams, OnResponse on_response) {
+  if (agent_.call_log || agent_.interceptors) {
     if (const auto asked = watch_classes(*request)) {
       on_response = [rref = *asked, on_response = std::move(on_response)](JitFuture& response) {
         learn_class(rref, response);  // before the caller has it
@@ -158,11 +180,11 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
   }
   // A worker's requests to itself are never refused. Torch's own requests are small, and torch does not expect them to
   // fail.
-  const bool may_refuse = peer != id_ && is_of_a_program(request->type());
-  const bool may_hold = may_refuse || (peer != id_ && is_fetch(request->type()));
+  const bool may_refuse = peer != agent_.id && is_of_a_program(request->type());
+  const bool may_hold = may_refuse || (peer != agent_.id && is_fetch(request->type()));
   auto name = [request] { return function_of(inspect(*request)); };
-  auto job = [self = shared_from_this(), peer, request = std::move(request), span, streams = std::move(streams),
-              on_response] {
+  auto job = [this, kept = agent_.shared_from_this(), peer, request = std::move(request), span,
+              streams = std::move(streams), on_response] {
     // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
     // thread would record nothing (torch 2.13). So each request starts with the thread's initial state.
     static thread_local const at::ThreadLocalState fresh;
@@ -170,7 +192,7 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
     const InSpan scope(span);
     FuturePtr response;
     try {
-      response = (*self->callback_)(*request, streams);
+      response = (*callback_)(*request, streams);
     } catch (const abi::__forced_unwind&) {
       throw;
     } catch (...) {
@@ -182,71 +204,67 @@ void TransportAgent::Core::execute(c10::intrusive_ptr<Message> request, int peer
       on_response(*response);
       return;
     }
-    self->count_pending(peer, 1);
-    self->tell_progress();
-    response->addCallback([self, on_response, peer](JitFuture& done) {
-      self->count_pending(peer, -1);
+    count_pending(peer, 1);
+    agent_.activity.tell();
+    response->addCallback([this, kept, on_response, peer](JitFuture& done) {
+      count_pending(peer, -1);
       on_response(done);
     });
   };
   ThreadPool::Request wanted{std::move(job), peer, bytes, may_refuse, may_hold, std::move(name), {}};
-  auto run = [self = shared_from_this(), wanted = std::move(wanted), on_response = std::move(on_response)]() mutable {
-    if (self->thread_pool_->run_request(wanted)) {
+  auto run = [this, kept = agent_.shared_from_this(), wanted = std::move(wanted),
+              on_response = std::move(on_response)]() mutable {
+    if (agent_.thread_pool->run_request(wanted)) {
       return;
     }
-    ++self->refused_requests_;
+    ++agent_.counters.refused_requests;
     auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
-    fail(response, "worker " + self->members.called(self->id_) + " is overloaded: requests of this caller that wait " +
-                       "for one of its " + std::to_string(self->options_.num_worker_threads) +
+    fail(response, "worker " + agent_.members.called(agent_.id) + " is overloaded: requests of this caller that wait " +
+                       "for one of its " + std::to_string(agent_.options.num_worker_threads) +
                        " threads (num_worker_threads) would exceed its max_unanswered_bytes (" +
-                       std::to_string(self->options_.max_unanswered_bytes) +
+                       std::to_string(agent_.options.max_unanswered_bytes) +
                        "). Make fewer calls at the same time, or raise one of the two options on that worker.");
     on_response(*response);
   };
   if (ThreadPool::is_member()) {
     run();
   } else {  // an interceptor held the request until now
-    thread_pool_->post(std::move(run));
+    agent_.thread_pool->post(std::move(run));
   }
 }
 
-void TransportAgent::Core::count_pending(int caller, int64_t change) {
-  if (caller == id_) {
-    pending_own_requests_ += change;
-    return;
-  }
-  const std::lock_guard<std::mutex> lock(pending_mutex_);
-  pending_requests_ += change;
-  if ((pending_by_caller_[caller] += change) == 0) {
-    pending_by_caller_.erase(caller);
+void RequestServer::count_pending(int caller, int64_t change) {
+  if (caller == agent_.id) {
+    agent_.activity.count_own_pending(change);
+  } else {
+    agent_.activity.count_pending(caller, change);
   }
 }
 
-void TransportAgent::Core::warn_if_full() {
-  const auto full = thread_pool_->full();
+void RequestServer::warn_if_full() {
+  const auto full = agent_.thread_pool->full();
   if (!full) {
     return;
   }
-  const std::string threads = std::to_string(options_.num_worker_threads);
-  warn("RPC: all threads of worker " + members.called(id_) + " for requests are taken (num_worker_threads=" + threads +
-       "): " + listed(full->running) + ". " + std::to_string(full->waiting) + " more wait, the first one for " +
-       std::to_string(full->longest.count()) +
+  const std::string threads = std::to_string(agent_.options.num_worker_threads);
+  warn("RPC: all threads of worker " + agent_.members.called(agent_.id) +
+       " for requests are taken (num_worker_threads=" + threads + "): " + listed(full->running) + ". " +
+       std::to_string(full->waiting) + " more wait, the first one for " + std::to_string(full->longest.count()) +
        " s; their callers may see a time-out. Raise num_worker_threads, make fewer calls at the same time, or find out "
        "what these functions wait for (rpc-backends inspect).");
 }
 
-void TransportAgent::Core::reply_nothing(int peer) {
-  if (peer != id_) {
-    ++served_;
+void RequestServer::reply_nothing(int peer) {
+  if (peer != agent_.id) {
+    ++agent_.counters.served;
   }
-  --active_requests_;
-  tell_progress();
+  agent_.activity.end_request();
+  agent_.activity.tell();
 }
 
-void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response,
-                                 const std::vector<c10::Stream>& streams) {
-  if (peer == id_) {
-    --active_requests_;  // before the answer: the caller may read the count
+void RequestServer::reply(int peer, uint64_t call, JitFuture& response, const std::vector<c10::Stream>& streams) {
+  if (peer == agent_.id) {
+    agent_.activity.end_request();  // before the answer: the caller may read the count
   }
   bool is_copying = false;
   const auto error = error_in([&] {
@@ -259,18 +277,19 @@ void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response,
       return;
     }
     is_copying = true;
-    const auto self = shared_from_this();
-    after(
+    const auto kept = agent_.shared_from_this();
+    sender_.after(
         std::move(staging),
-        [self, peer, bytes = staging.bytes_in_pieces, unsent = staging.unsent, is_first = true](Parts piece) mutable {
+        [this, kept, peer, bytes = staging.bytes_in_pieces, unsent = staging.unsent,
+         is_first = true](Parts piece) mutable {
           if (std::exchange(is_first, false)) {
-            self->answers_.add(peer, bytes, unsent);
+            answers_.add(peer, bytes, unsent);
           }
-          self->send_piece(peer, std::move(piece), true);
+          sender_.send_piece(peer, std::move(piece), true);
         },
-        [self, peer, call, parts = std::move(parts)](const Error& lost) {
-          self->reply_failed(peer, call, lost ? lost : error_in([&] { self->send_reply(peer, call, parts); }));
-          self->end_reply(peer);
+        [this, kept, peer, call, parts = std::move(parts)](const Error& lost) {
+          reply_failed(peer, call, lost ? lost : error_in([&] { send_reply(peer, call, parts); }));
+          end_reply(peer);
         });
   });
   reply_failed(peer, call, error);
@@ -279,38 +298,38 @@ void TransportAgent::Core::reply(int peer, uint64_t call, JitFuture& response,
   }
 }
 
-void TransportAgent::Core::reply_failed(int peer, uint64_t call, const Error& error) {
+void RequestServer::reply_failed(int peer, uint64_t call, const Error& error) {
   if (error) {
     contained("while answering a request", [&] { reply_error(peer, call, "the answer cannot be sent: " + *error); });
   }
 }
 
-void TransportAgent::Core::end_reply(int peer) {
-  if (peer == id_) {
-    tell_progress();
+void RequestServer::end_reply(int peer) {
+  if (peer == agent_.id) {
+    agent_.activity.tell();
   } else {
     reply_nothing(peer);
   }
 }
 
-void TransportAgent::Core::send_reply(int peer, uint64_t call, Parts parts) {
-  if (peer == id_) {
-    handle_own_message(copy(parts));
+void RequestServer::send_reply(int peer, uint64_t call, Parts parts) {
+  if (peer == agent_.id) {
+    agent_.handle_own_message(copy(parts));
   } else {
     send_answer(peer, call, std::move(parts));
   }
 }
 
-void TransportAgent::Core::send_answer(int peer, uint64_t call, Parts parts) {
+void RequestServer::send_answer(int peer, uint64_t call, Parts parts) {
   const uint64_t bytes = size_of(parts);
-  bytes_sent_ += bytes;
+  agent_.counters.bytes_sent += bytes;
   if (bytes >= Answers::kLarge) {
     answers_.add(peer, bytes, last_to_leave(parts));
   }
   bool is_lost = false;
   const auto error = error_in([&] {
     try {
-      transport_->send(peer, parts, true);
+      agent_.transport->send(peer, parts, true);
     } catch (const TransportError&) {
       is_lost = true;
       throw;
@@ -321,40 +340,40 @@ void TransportAgent::Core::send_answer(int peer, uint64_t call, Parts parts) {
   }
 }
 
-void TransportAgent::Core::reply_error(int peer, uint64_t call, const std::string& text) {
+void RequestServer::reply_error(int peer, uint64_t call, const std::string& text) {
   // Very long texts are cut: a short one can always be sent.
   const std::string part = text.size() > kInlineBytes / 2 ? text.substr(0, kInlineBytes / 2) + "..." : text;
   Parts parts = encode(rpc::createExceptionResponse(part, static_cast<int64_t>(call)), call);
-  if (peer == id_) {
-    handle_own_message(copy(parts));
+  if (peer == agent_.id) {
+    agent_.handle_own_message(copy(parts));
   } else {
     send_answer(peer, call, std::move(parts));
   }
 }
 
-void TransportAgent::Core::take_unsent(int peer, const Parts& parts, const std::string& why, bool is_lost) {
-  if (!running_) {
+void RequestServer::take_unsent(int peer, const Parts& parts, const std::string& why, bool is_lost) {
+  if (!agent_.running) {
     return;  // the transport is closed
   }
   const Head head = read_head(parts);
-  const std::string who = members.called(peer);
-  ++unsent_answers_;
+  const std::string who = agent_.members.called(peer);
+  ++agent_.counters.unsent_answers;
   warn_seldom("unsent answer to " + who, "RPC: an answer to " + who + " cannot be sent: " + why);
   if (head.type != MessageType::EXCEPTION || !head.payload_inline) {
     reply_error(peer, head.call, "the answer cannot be sent: " + why);
   } else if (!is_lost) {
     // The caller then sees its connection end.
-    transport_->reject(peer, "an answer cannot be sent: " + why);
+    agent_.transport->reject(peer, "an answer cannot be sent: " + why);
   }
 }
 
-Parts TransportAgent::Core::encode_reply(int peer, uint64_t call, JitFuture& response, Staging& staging) {
+Parts RequestServer::encode_reply(int peer, uint64_t call, JitFuture& response, Staging& staging) {
   const auto id = static_cast<int64_t>(call);
   try {
     if (response.hasError()) {
       return encode(rpc::createExceptionResponse(explained(response.tryRetrieveErrorMessage()), id), call);
     }
-    const DeviceMaps* const maps = devices.get();
+    const DeviceMaps* const maps = agent_.devices.get();
     if (maps != nullptr) {
       response.wait();  // makes the current streams wait for the value, if the future knows where it is computed
     }
@@ -364,18 +383,18 @@ Parts TransportAgent::Core::encode_reply(int peer, uint64_t call, JitFuture& res
     }
     Placement placement = answer_placement(peer, maps);
     // The caller may have joined the group just now.
-    if (placement.map == nullptr && is_on_accelerator(message->tensors()) && members.refresh()) {
-      placement = answer_placement(peer, devices.get());
+    if (placement.map == nullptr && is_on_accelerator(message->tensors()) && agent_.members.refresh()) {
+      placement = answer_placement(peer, agent_.devices.get());
     }
-    return encode_checked(std::move(message), call, {}, placement, staging);
+    return sender_.encode_checked(std::move(message), call, {}, placement, staging);
   } catch (const std::exception&) {
     return encode(rpc::createExceptionResponse("the answer cannot be sent: " + thrown_text(), id), call);
   }
 }
 
-Placement TransportAgent::Core::answer_placement(int peer, const DeviceMaps* maps) const {
-  Placement placement{nullptr, [this, peer] { return members.called(peer); }, false};
-  allow_ways(peer, placement);
+Placement RequestServer::answer_placement(int peer, const DeviceMaps* maps) const {
+  Placement placement{nullptr, [this, peer] { return agent_.members.called(peer); }, false};
+  sender_.allow_ways(peer, placement);
   if (maps != nullptr) {
     const auto found = maps->answers.find(peer);
     placement.map = found == maps->answers.end() ? nullptr : &found->second;
