@@ -121,20 +121,25 @@ Token Links::new_token() {
 
 void Links::open(Link& link) {
   processes_.watch(link.peer, link.credentials.process);
-  endpoints_.open(link.peer, link.address, called(link.peer) + " cannot be reached", link.endpoint);
-  link.token = new_token();
-  link.next_number = 0;
-  link.is_confirmed = false;
-  link.attempt = next_attempt_++;
-  ++services_.counters.connections;
-  services_.timers.at(
-      Clock::now() + services_.settings.handshake_timeout, [this, peer = link.peer, attempt = link.attempt] {
-        Link* const link = find(peer);
-        if (link != nullptr && link->attempt == attempt && link->endpoint != nullptr && !link->is_confirmed) {
-          lose(*link, "it has not answered", true);
-        }
-      });
-  greet(link);
+  try {
+    endpoints_.open(link.peer, link.address, called(link.peer) + " cannot be reached", link.endpoint);
+    link.token = new_token();
+    link.next_number = 0;
+    link.is_confirmed = false;
+    link.attempt = next_attempt_++;
+    ++services_.counters.connections;
+    services_.timers.at(
+        Clock::now() + services_.settings.handshake_timeout, [this, peer = link.peer, attempt = link.attempt] {
+          Link* const link = find(peer);
+          if (link != nullptr && link->attempt == attempt && link->endpoint != nullptr && !link->is_confirmed) {
+            lose(*link, "it has not answered", true);
+          }
+        });
+    greet(link);
+  } catch (const std::bad_alloc&) {
+    close_endpoint(link);  // without a greeting or a time limit, it would stay for ever
+    throw;
+  }
 }
 
 void Links::greet(Link& link) {
@@ -215,10 +220,14 @@ void Links::confirm(Link& link) {
   if (link.is_lost) {
     report_found(link);
   }
-  while (!link.queue.empty() && link.is_confirmed) {
-    std::unique_ptr<Outgoing> first = std::move(link.queue.front());
-    link.queue.pop_front();
-    post(link, std::move(first));
+  try {
+    while (!link.queue.empty() && link.is_confirmed) {
+      std::unique_ptr<Outgoing> first = std::move(link.queue.front());
+      link.queue.pop_front();
+      post(link, std::move(first));
+    }
+  } catch (const std::bad_alloc&) {
+    mark_broken(&link);  // its messages must not be overtaken
   }
 }
 
@@ -445,8 +454,8 @@ void Links::send(int peer, Parts parts) {
 }
 
 void Links::post(Link& link, std::unique_ptr<Outgoing> outgoing) {
-  const ucs_status_t status =
-      outbox_.post(link.endpoint, link.peer, link.token, link.next_number++, std::move(outgoing));
+  const ucs_status_t status = outbox_.post(link.endpoint, link.peer, link.token, link.next_number, std::move(outgoing));
+  ++link.next_number;  // only now, because the peer waits for each number
   if (status != UCS_OK) {
     const std::string reason = "the connection has failed: " + ucx::text_of(status);
     run_later([this, peer = link.peer, attempt = link.attempt, reason] {

@@ -22,7 +22,8 @@ ucs_status_t Outbox::post(ucp_ep_h endpoint, int peer, Token token, uint64_t num
   const auto pieces = outgoing.pieces(token, number);
   ucs_status_t status = UCS_OK;
   outgoing.pending = 1;
-  leaving_.insert(owned.release());
+  leaving_.insert(&outgoing);
+  (void)owned.release();
   for (const Outgoing::Piece& piece : pieces) {
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |

@@ -28,7 +28,7 @@ class Outbox {
   explicit Outbox(const Services& services) : services_(services) {}
 
   // Gives a message to UCX, as message `number` of the link with this token. Returns UCX's error if the connection has
-  // failed.
+  // failed. Throws std::bad_alloc only before UCX has any of the message: the number is then unused.
   ucs_status_t post(ucp_ep_h endpoint, int peer, wire::Token token, uint64_t number, std::unique_ptr<Outgoing> owned);
   // Sends a greeting or a goodbye.
   void send_head(ucp_ep_h endpoint, wire::Kind kind, const std::string& bytes);

@@ -79,7 +79,7 @@ void MessageReceiver::handle_decoded(int peer, const Parts& parts, EventOrder::H
   if (is_python(decoded->message->type())) {
     PythonState::keep();
   }
-  if (decoded->kind == FrameKind::kResponse) {
+  if (decoded->kind == FrameKind::kAnswer) {
     calls_.take_answer(peer, *decoded, event);
     return;
   }
@@ -103,8 +103,8 @@ void MessageReceiver::refuse(int peer, const Parts& parts, const std::string& wh
   warn_seldom("bad message of " + who, "RPC: " + who + " has sent " + (is_request ? "a request" : "an answer") +
                                            " that this worker refuses: " + why + ". The call fails.");
   if (is_request) {
-    requests_.reply_error(peer, head->call,
-                          "worker " + agent_.members.called(agent_.id) + " refuses the request: " + why);
+    requests_.answer_with_error(peer, head->call,
+                                "worker " + agent_.members.called(agent_.id) + " refuses the request: " + why);
   } else {
     calls_.end(head->call, peer, "this worker refuses the answer: " + why);
   }
@@ -152,7 +152,7 @@ void MessageReceiver::handle_in_pieces(int peer, const Parts& parts, EventOrder:
 std::optional<ArrivingMessage::Whole> MessageReceiver::add_piece(int peer, const Parts& parts) {
   const PieceHead head = PieceHead::read(parts);
   const ArrivingMessages::Key key{peer, head.kind, head.call, head.session};
-  if (head.kind == FrameKind::kResponse && !calls_.waiting().waits(head.call, peer)) {
+  if (head.kind == FrameKind::kAnswer && !calls_.waiting().waits(head.call, peer)) {
     return std::nullopt;  // the call has ended
   }
   const auto message = arriving_.find_or_add(key);
@@ -178,7 +178,7 @@ std::optional<ArrivingMessage::Whole> MessageReceiver::add_message(int peer, con
   const Head head = read_head(parts);
   limits_.check(head, parts);
   const ArrivingMessages::Key key{peer, head.kind, head.call, head.session};
-  if (head.kind == FrameKind::kResponse && !calls_.waiting().waits(head.call, peer)) {
+  if (head.kind == FrameKind::kAnswer && !calls_.waiting().waits(head.call, peer)) {
     (void)calls_.waiting().take(head.call, peer);  // counts it as late
     return std::nullopt;
   }
@@ -203,9 +203,9 @@ bool MessageReceiver::drop_stale() {
                                                     "from that worker for a minute, or for some seconds after a lost " +
                                                     "connection. The request is dropped.");
     const auto answer = [this, kept = agent_.shared_from_this(), key] {
-      requests_.reply_error(key.peer, key.call,
-                            "worker " + agent_.members.called(agent_.id) +
-                                " has received only a part of the request, and then nothing for too long");
+      requests_.answer_with_error(key.peer, key.call,
+                                  "worker " + agent_.members.called(agent_.id) +
+                                      " has received only a part of the request, and then nothing for too long");
     };
     contained("while dropping a request", [&] { agent_.thread_pool->post(answer); });
   }

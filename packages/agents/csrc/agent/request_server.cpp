@@ -94,15 +94,15 @@ class RequestServer::IncomingCall final : public InterceptedCall {
     auto self = std::static_pointer_cast<IncomingCall>(shared_from_this());
     const SpanContext span = recorded_ == nullptr ? SpanContext() : recorded_->span.context;
     server_.execute(std::move(message), peer_id_, bytes_, span, streams_,
-                    [self, last](JitFuture& response) { self->come_back(last, FuturePtr::reclaim_copy(&response)); });
+                    [self, last](JitFuture& answer) { self->come_back(last, FuturePtr::reclaim_copy(&answer)); });
   }
 
   void finish(JitFuture* answer) override {
     const int64_t ended = CallLog::now_us();
     if (answer != nullptr) {
-      server_.reply(peer_id_, call_, *answer, streams_);
+      server_.answer_request(peer_id_, call_, *answer, streams_);
     } else {
-      server_.reply_nothing(peer_id_);
+      server_.end_without_answer(peer_id_);
     }
     if (recorded_ != nullptr) {
       server_.agent_.call_log->end(recorded_, answer, ended);
@@ -140,9 +140,9 @@ void RequestServer::serve(int peer, Decoded request, uint64_t bytes, const std::
     ++agent_.counters.received;
   }
   if (const auto error = error_in([&] { begin(peer, std::move(request), bytes, streams); })) {
-    auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
-    fail(response, "the request cannot be served: " + *error);
-    reply(peer, call, *response, streams);
+    auto answer = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    fail(answer, "the request cannot be served: " + *error);
+    answer_request(peer, call, *answer, streams);
   }
 }
 
@@ -159,22 +159,22 @@ void RequestServer::begin(int peer, Decoded request, uint64_t bytes, std::vector
   }
   execute(std::move(request.message), peer, bytes, recorded == nullptr ? SpanContext() : recorded->span.context,
           streams,
-          [this, kept = agent_.shared_from_this(), peer, call = request.call, recorded, streams](JitFuture& response) {
+          [this, kept = agent_.shared_from_this(), peer, call = request.call, recorded, streams](JitFuture& answer) {
             const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
-            reply(peer, call, response, streams);
+            answer_request(peer, call, answer, streams);
             if (recorded != nullptr) {  // after the answer was sent, so that the answer does not wait for this
-              agent_.call_log->end(recorded, &response, ended);
+              agent_.call_log->end(recorded, &answer, ended);
             }
           });
 }
 
 void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, const SpanContext& span,
-                            std::vector<c10::Stream> streams, OnResponse on_response) {
+                            std::vector<c10::Stream> streams, OnAnswer on_answer) {
   if (agent_.call_log || agent_.interceptors) {
     if (const auto asked = watch_classes(*request)) {
-      on_response = [rref = *asked, on_response = std::move(on_response)](JitFuture& response) {
-        learn_class(rref, response);  // before the caller has it
-        on_response(response);
+      on_answer = [rref = *asked, on_answer = std::move(on_answer)](JitFuture& answer) {
+        learn_class(rref, answer);  // before the caller has it
+        on_answer(answer);
       };
     }
   }
@@ -184,47 +184,47 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
   const bool may_hold = may_refuse || (peer != agent_.id && is_fetch(request->type()));
   auto name = [request] { return function_of(inspect(*request)); };
   auto job = [this, kept = agent_.shared_from_this(), peer, request = std::move(request), span,
-              streams = std::move(streams), on_response] {
+              streams = std::move(streams), on_answer] {
     // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
     // thread would record nothing (torch 2.13). So each request starts with the thread's initial state.
     static thread_local const at::ThreadLocalState fresh;
     const at::ThreadLocalStateGuard guard(fresh);
     const InSpan scope(span);
-    FuturePtr response;
+    FuturePtr answer;
     try {
-      response = (*callback_)(*request, streams);
+      answer = (*callback_)(*request, streams);
     } catch (const abi::__forced_unwind&) {
       throw;
     } catch (...) {
-      response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
-      response->setError(std::current_exception());
+      answer = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+      answer->setError(std::current_exception());
     }
-    const bool later = !response->completed();
+    const bool later = !answer->completed();
     if (!later) {
-      on_response(*response);
+      on_answer(*answer);
       return;
     }
     count_pending(peer, 1);
     agent_.activity.tell();
-    response->addCallback([this, kept, on_response, peer](JitFuture& done) {
+    answer->addCallback([this, kept, on_answer, peer](JitFuture& done) {
       count_pending(peer, -1);
-      on_response(done);
+      on_answer(done);
     });
   };
   ThreadPool::Request wanted{std::move(job), peer, bytes, may_refuse, may_hold, std::move(name), {}};
   auto run = [this, kept = agent_.shared_from_this(), wanted = std::move(wanted),
-              on_response = std::move(on_response)]() mutable {
+              on_answer = std::move(on_answer)]() mutable {
     if (agent_.thread_pool->run_request(wanted)) {
       return;
     }
     ++agent_.counters.refused_requests;
-    auto response = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
-    fail(response, "worker " + agent_.members.called(agent_.id) + " is overloaded: requests of this caller that wait " +
-                       "for one of its " + std::to_string(agent_.options.num_worker_threads) +
-                       " threads (num_worker_threads) would exceed its max_unanswered_bytes (" +
-                       std::to_string(agent_.options.max_unanswered_bytes) +
-                       "). Make fewer calls at the same time, or raise one of the two options on that worker.");
-    on_response(*response);
+    auto answer = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    fail(answer, "worker " + agent_.members.called(agent_.id) + " is overloaded: requests of this caller that wait " +
+                     "for one of its " + std::to_string(agent_.options.num_worker_threads) +
+                     " threads (num_worker_threads) would exceed its max_unanswered_bytes (" +
+                     std::to_string(agent_.options.max_unanswered_bytes) +
+                     "). Make fewer calls at the same time, or raise one of the two options on that worker.");
+    on_answer(*answer);
   };
   if (ThreadPool::is_member()) {
     run();
@@ -254,7 +254,7 @@ void RequestServer::warn_if_full() {
        "what these functions wait for (rpc-backends inspect).");
 }
 
-void RequestServer::reply_nothing(int peer) {
+void RequestServer::end_without_answer(int peer) {
   if (peer != agent_.id) {
     ++agent_.counters.served;
   }
@@ -262,7 +262,8 @@ void RequestServer::reply_nothing(int peer) {
   agent_.activity.tell();
 }
 
-void RequestServer::reply(int peer, uint64_t call, JitFuture& response, const std::vector<c10::Stream>& streams) {
+void RequestServer::answer_request(int peer, uint64_t call, JitFuture& answer,
+                                   const std::vector<c10::Stream>& streams) {
   if (peer == agent_.id) {
     agent_.activity.end_request();  // before the answer: the caller may read the count
   }
@@ -271,9 +272,9 @@ void RequestServer::reply(int peer, uint64_t call, JitFuture& response, const st
     // This may be another thread than the function's. A TorchScript function's future does not know its streams.
     const c10::MultiStreamGuard guard(streams);
     Staging staging;
-    Parts parts = encode_reply(peer, call, response, staging);
+    Parts parts = encode_answer(peer, call, answer, staging);
     if (staging.empty()) {
-      send_reply(peer, call, std::move(parts));
+      deliver_answer(peer, call, std::move(parts));
       return;
     }
     is_copying = true;
@@ -288,31 +289,32 @@ void RequestServer::reply(int peer, uint64_t call, JitFuture& response, const st
           sender_.send_piece(peer, std::move(piece), true);
         },
         [this, kept, peer, call, parts = std::move(parts)](const Error& lost) {
-          reply_failed(peer, call, lost ? lost : error_in([&] { send_reply(peer, call, parts); }));
-          end_reply(peer);
+          answer_failed(peer, call, lost ? lost : error_in([&] { deliver_answer(peer, call, parts); }));
+          end_answered(peer);
         });
   });
-  reply_failed(peer, call, error);
+  answer_failed(peer, call, error);
   if (!is_copying || error) {
-    end_reply(peer);
+    end_answered(peer);
   }
 }
 
-void RequestServer::reply_failed(int peer, uint64_t call, const Error& error) {
+void RequestServer::answer_failed(int peer, uint64_t call, const Error& error) {
   if (error) {
-    contained("while answering a request", [&] { reply_error(peer, call, "the answer cannot be sent: " + *error); });
+    contained("while answering a request",
+              [&] { answer_with_error(peer, call, "the answer cannot be sent: " + *error); });
   }
 }
 
-void RequestServer::end_reply(int peer) {
+void RequestServer::end_answered(int peer) {
   if (peer == agent_.id) {
     agent_.activity.tell();
   } else {
-    reply_nothing(peer);
+    end_without_answer(peer);
   }
 }
 
-void RequestServer::send_reply(int peer, uint64_t call, Parts parts) {
+void RequestServer::deliver_answer(int peer, uint64_t call, Parts parts) {
   if (peer == agent_.id) {
     agent_.handle_own_message(copy(parts));
   } else {
@@ -340,7 +342,7 @@ void RequestServer::send_answer(int peer, uint64_t call, Parts parts) {
   }
 }
 
-void RequestServer::reply_error(int peer, uint64_t call, const std::string& text) {
+void RequestServer::answer_with_error(int peer, uint64_t call, const std::string& text) {
   // Very long texts are cut: a short one can always be sent.
   const std::string part = text.size() > kInlineBytes / 2 ? text.substr(0, kInlineBytes / 2) + "..." : text;
   Parts parts = encode(rpc::createExceptionResponse(part, static_cast<int64_t>(call)), call);
@@ -360,24 +362,24 @@ void RequestServer::take_unsent(int peer, const Parts& parts, const std::string&
   ++agent_.counters.unsent_answers;
   warn_seldom("unsent answer to " + who, "RPC: an answer to " + who + " cannot be sent: " + why);
   if (head.type != MessageType::EXCEPTION || !head.payload_inline) {
-    reply_error(peer, head.call, "the answer cannot be sent: " + why);
+    answer_with_error(peer, head.call, "the answer cannot be sent: " + why);
   } else if (!is_lost) {
     // The caller then sees its connection end.
     agent_.transport->reject(peer, "an answer cannot be sent: " + why);
   }
 }
 
-Parts RequestServer::encode_reply(int peer, uint64_t call, JitFuture& response, Staging& staging) {
+Parts RequestServer::encode_answer(int peer, uint64_t call, JitFuture& answer, Staging& staging) {
   const auto id = static_cast<int64_t>(call);
   try {
-    if (response.hasError()) {
-      return encode(rpc::createExceptionResponse(explained(response.tryRetrieveErrorMessage()), id), call);
+    if (answer.hasError()) {
+      return encode(rpc::createExceptionResponse(explained(answer.tryRetrieveErrorMessage()), id), call);
     }
     const DeviceMaps* const maps = agent_.devices.get();
     if (maps != nullptr) {
-      response.wait();  // makes the current streams wait for the value, if the future knows where it is computed
+      answer.wait();  // makes the current streams wait for the value, if the future knows where it is computed
     }
-    auto message = response.value().toCustomClass<Message>();
+    auto message = answer.value().toCustomClass<Message>();
     if (message->type() == MessageType::EXCEPTION) {
       message = explained(std::move(message));
     }

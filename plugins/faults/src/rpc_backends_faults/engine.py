@@ -25,8 +25,7 @@ class Engine:
 
     :param pipeline: the C++ interceptor that applies the rules.
     :param worker: the worker's name.
-    :param wanted: the rules and the given seeds. Rules from the program and its options stay when the file
-        changes.
+    :param wanted: the rules and the given seeds. A change of the rule file replaces only its own rules.
     :param recording: a recorded run to replay; then only the recorded rules apply.
     """
 
