@@ -116,7 +116,7 @@ def check(workers: list[WorkerDevices], *, complete: bool) -> None:
 
 
 def reverse_maps(mine: WorkerDevices, workers: Iterable[WorkerDevices]) -> dict[str, DeviceMap]:
-    """Return the maps for responses: for each worker that maps to this one, its map inverted."""
+    """Return the maps for answers: for each worker that maps to this one, its map inverted."""
     return {
         worker.name: {theirs: own for own, theirs in worker.maps[mine.name].items()}
         for worker in workers

@@ -41,7 +41,7 @@ def return_freed_tensors(me: WorkerContext) -> None:
 
 
 def send_all(me: WorkerContext, to: str, folder: str) -> None:
-    """Make all calls, each with its own tensor, and wait for the replies."""
+    """Make all calls, each with its own tensor, and wait for the answers."""
     progress = Path(folder) / "sent"
     futures = []
     for number in range(CALLS):
@@ -108,22 +108,22 @@ def test_unsent_calls_take_bounded_memory_and_all_arrive(
         workers.run(steps.leave)
 
 
-def large_reply(number: int, size: int, gate: str) -> torch.Tensor:
+def large_answer(number: int, size: int, gate: str) -> torch.Tensor:
     """Return a large result for a small call, once the file `gate` exists."""
     eventually(Path(gate).exists, lambda: gate)
     return torch.full((size,), number, dtype=torch.uint8)
 
 
 def call_all(me: WorkerContext, to: str, gate: str) -> None:
-    """Make all calls, and wait for their replies."""
-    calls = [rpc.rpc_async(to, large_reply, args=(i, SIZE, gate), timeout=0) for i in range(CALLS)]
+    """Make all calls, and wait for their answers."""
+    calls = [rpc.rpc_async(to, large_answer, args=(i, SIZE, gate), timeout=0) for i in range(CALLS)]
     for i, call in enumerate(calls):
-        assert torch.equal(call.wait(), large_reply(i, SIZE, gate))
+        assert torch.equal(call.wait(), large_answer(i, SIZE, gate))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_memory_for_unread_replies_is_bounded(tmp_path: Path, engine: str) -> None:
-    """While the caller is suspended, other callers are served. In the end all replies arrive."""
+def test_memory_for_unread_answers_is_bounded(tmp_path: Path, engine: str) -> None:
+    """While the caller is suspended, other callers are served. In the end all answers arrive."""
     gate = tmp_path / "gate"
     with Workers(3, seconds=120) as workers:
         caller, callee, other = workers
@@ -138,12 +138,12 @@ def test_memory_for_unread_replies_is_bounded(tmp_path: Path, engine: str) -> No
             lambda: "all calls have arrived",
         )
         reset_peak(callee.pid)
-        before_replies = memory(callee.pid, "VmRSS")
+        before_answers = memory(callee.pid, "VmRSS")
         suspend(caller.pid)
         try:
             gate.touch()
-            other.call(call_large, "worker1")  # without the limit, it would make all replies
-            taken = memory(callee.pid, "VmHWM") - before_replies
+            other.call(call_large, "worker1")  # without the limit, it would make all answers
+            taken = memory(callee.pid, "VmHWM") - before_answers
         finally:
             os.kill(caller.pid, signal.SIGCONT)
         calling.result()

@@ -130,14 +130,14 @@ def make_calls(me: WorkerContext, to: str) -> list[int]:
     return [call.wait() for call in calls]
 
 
-def leave_after_replies(me: WorkerContext, answered: int) -> None:
-    """Leave without notice as soon as the replies are sent."""
+def leave_after_answers(me: WorkerContext, answered: int) -> None:
+    """Leave without notice as soon as the answers are sent."""
 
     def done() -> bool:
         received = metric(me, "agent.requests_received")
         return received >= answered and metric(me, "agent.server_active_calls") == 0
 
-    eventually(done, lambda: "all replies are sent")
+    eventually(done, lambda: "all answers are sent")
     steps.leave(me, graceful=False)
 
 
@@ -293,7 +293,7 @@ def test_shutdown_may_be_registered_before_the_start(tmp_path: Path, backend: st
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_answers_sent_before_a_peer_leaves_arrive(tmp_path: Path, engine: str) -> None:
-    """Several threads read the replies while another thread notices the end of the connection."""
+    """Several threads read the answers while another thread notices the end of the connection."""
     with Workers(2, seconds=120) as workers:
         caller, callee = workers
         caller.call(join, f"file://{tmp_path}/store", engine, dynamic=True)
@@ -302,6 +302,6 @@ def test_answers_sent_before_a_peer_leaves_arrive(tmp_path: Path, engine: str) -
             callee.call(steps.call, "worker0")  # so worker0 learns the new worker
             before = callee.call(metric, "agent.requests_received")
             calling = caller.start(make_calls, "worker1")
-            callee.call(leave_after_replies, before + CALLS)
+            callee.call(leave_after_answers, before + CALLS)
             assert calling.result() == list(range(CALLS))
         caller.call(steps.leave)

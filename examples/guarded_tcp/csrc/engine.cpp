@@ -4,8 +4,8 @@
 #include <list>
 #include <map>
 
-#include "rpc_backends_agents/event_inbox.h"
 #include "rpc_backends_agents/fd.h"
+#include "rpc_backends_agents/gated_transport.h"
 #include "rpc_backends_agents/python.h"
 #include "rpc_backends_agents/stream.h"
 
@@ -86,10 +86,10 @@ class TcpEngine final : public GatedTransport::Engine {
   }
 
   Received receive(Event& event, GatedTransport::Clock::time_point deadline) override {
-    return inbox_.receive(event, deadline);
+    return events_.pop(event, deadline);
   }
 
-  void stop_receiving() override { inbox_.close(); }
+  void stop_receiving() override { events_.close(); }
 
   void close(double linger) override {
     callbacks_.stop();
@@ -164,7 +164,7 @@ class TcpEngine final : public GatedTransport::Engine {
       link->peer_calls ? take_greeting(link) : greet(*link);
       writer = start_thread("rpc-tcp-write", [this, link] { write_all(*link); });
       for (;;) {
-        inbox_.push({Event::Kind::kMessage, link->peer, stream::receive_message(fd, max_message_), {}});
+        events_.push({Event::Kind::kMessage, link->peer, stream::receive_message(fd, max_message_), {}});
       }
     } catch (const std::exception& error) {
       reason = error.what();
@@ -176,7 +176,7 @@ class TcpEngine final : public GatedTransport::Engine {
       link->shut();
     }
     if (!link->peer_calls) {
-      inbox_.push({Event::Kind::kLost, link->peer, {}, reason});
+      events_.push({Event::Kind::kLost, link->peer, {}, reason});
     } else if (link->peer < 0 && reason != "the worker has closed the connection") {
       callbacks_.report("a process has connected: " + reason);
     }
@@ -190,7 +190,7 @@ class TcpEngine final : public GatedTransport::Engine {
       unsent.swap(link->queue);
     }
     if (!link->peer_calls) {
-      inbox_.push({Event::Kind::kFound, link->peer, {}, {}});
+      events_.push({Event::Kind::kFound, link->peer, {}, {}});
     }
     if (writer.joinable()) {
       writer.join();
@@ -256,7 +256,7 @@ class TcpEngine final : public GatedTransport::Engine {
   CallbackThread callbacks_;
   std::optional<Fd> listener_;
   std::thread acceptor_;
-  EventInbox inbox_;
+  EventQueue events_;
   std::mutex mutex_;  // protects all below, and what is in links
   std::condition_variable ended_;
   bool closing_ = false;

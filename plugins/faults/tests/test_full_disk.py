@@ -12,6 +12,7 @@ from rpc_backends_faults import _native, start
 from rpc_backends_faults.check import check
 from rpc_backends_faults.engine import Engine
 from rpc_backends_faults.rules import RuleError
+from rpc_backends_faults.settings import Wanted
 from support import steps
 from support.workers import WorkerContext, Workers
 
@@ -41,7 +42,7 @@ def test_a_full_disk_is_reported_once_and_counted(
 def test_a_log_that_is_cut_off_is_an_error_at_the_end(
     pipeline: _native.FaultPipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = Engine(pipeline, "w", seed=0)
+    engine = Engine(pipeline, "w", Wanted())
     engine.log_rules()
     engine.close()
 

@@ -14,6 +14,7 @@ import pytest
 from rpc_backends_faults import _native, files, regular_files, settings, watching
 from rpc_backends_faults.engine import Engine
 from rpc_backends_faults.rules import RuleSet
+from rpc_backends_faults.settings import Wanted
 from rpc_backends_faults.watching import Watcher
 
 OLD = '[[rule]]\nname = "old"\nwhat = "drop"\n'
@@ -28,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(path: Path) -> Iterator[Engine]:
-    engine = Engine(_native.FaultPipeline("w"), "w", seed=0, of_file=files.read(path).rules)
+    engine = Engine(_native.FaultPipeline("w"), "w", Wanted(of_file=files.read(path)))
     yield engine
     engine.close()
 

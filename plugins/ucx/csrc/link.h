@@ -1,16 +1,19 @@
-// What Links keeps of one peer, and of one payload that is being received.
+// What the links know about one peer.
 #pragma once
 
 #include <deque>
 #include <memory>
 #include <string>
 
-#include "links.h"
+#include "incoming.h"
+#include "outgoing.h"
+#include "settings.h"
+#include "ucp.h"
 #include "wire.h"
 
 namespace rpc_backends::ucx {
 
-struct Links::Link {
+struct Link {
   Link(int id, uint64_t max_message) : peer(id), incoming(max_message) {}
 
   const int peer;
@@ -32,17 +35,6 @@ struct Links::Link {
   // From the peer.
   wire::Token their_token;
   Incoming incoming;
-
-  std::unique_ptr<Fd> process;
-  uint64_t process_id = 0;
-};
-
-// A payload that is being received.
-struct Links::Fetch {
-  Links* links;
-  int peer;
-  wire::Token token;
-  Incoming::Target target;
 };
 
 inline std::string called(int peer) {

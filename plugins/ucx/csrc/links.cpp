@@ -1,15 +1,7 @@
-#include "links.h"  // opening and ending links; links_messages.cpp sends and receives
-
-#include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "links.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
-#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -24,12 +16,8 @@ namespace {
 // The time between two attempts to reach a lost peer. It doubles after each attempt.
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{5000};
-// How long the end of a process may be seen after its sockets are closed.
-constexpr int kExitMilliseconds = 50;
 // How long a copy from the memory of a peer may take before its connection is closed anyway.
 constexpr std::chrono::seconds kCopyTime{5};
-// The most greetings that wait for a lookup. Unknown processes can send them, so there is a limit.
-constexpr size_t kMostStrangers = 1000;
 // Copying parts into the header of an active message is worth it up to this many bytes.
 constexpr size_t kLongestHeader = 6144;
 // When the transport is closed: how long goodbyes may take at least, and how long UCX may take to close its endpoints.
@@ -43,48 +31,26 @@ std::string text_of(const Proof& proof) {
   return {proof.data(), proof.size()};
 }
 
-// Returns the start time of a process, in clock ticks; 0 if there is no such process.
-uint64_t start_of(int pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string line((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const size_t end = line.rfind(')');  // end of the name, which may contain any characters
-  if (end == std::string::npos) {
-    return 0;
-  }
-  std::istringstream fields(line.substr(end + 1));
-  std::string skipped;
-  uint64_t start = 0;
-  for (int i = 0; i < 19; ++i) {
-    fields >> skipped;
-  }
-  fields >> start;
-  return start;
-}
-
-// Whether a process ends within so many milliseconds; also if its parent has not waited for it yet.
-bool has_ended(int process_fd, int milliseconds) {
-  pollfd end{process_fd, POLLIN, 0};
-  return poll(&end, 1, milliseconds) == 1;
-}
-
 }  // namespace
 
 Links::Links(const Services& services, Worker& worker)
-    : services_(services), worker_(worker), max_header_(std::min(worker.max_header(), kLongestHeader)) {
+    : services_(services),
+      worker_(worker),
+      endpoints_(worker, services.inbox,
+                 [this](ucp_ep_h endpoint, ucs_status_t status) { on_error(endpoint, status); }),
+      outbox_({services.settings, services.counters, services.inbox, services.releaser, services.timers,
+               services.device_memory}),
+      arrivals_(*this, worker, services.inbox, services.counters, services.device_memory),
+      strangers_(services.callback_thread, services.inbox, services.counters),
+      processes_(services.inbox),
+      max_header_(std::min(worker.max_header(), kLongestHeader)) {
   worker_.handle(Kind::kGreeting, &on_greeting, this);
   worker_.handle(Kind::kGoodbye, &on_goodbye, this);
-  worker_.handle(Kind::kMessage, &on_message<Kind::kMessage>, this);
-  worker_.handle(Kind::kPart, &on_message<Kind::kPart>, this);
-  worker_.handle(Kind::kDevicePart, &on_message<Kind::kDevicePart>, this);
 }
 
 // The UCX worker is destroyed already, so UCX uses none of this any more. Messages that are not sent completely are not
 // released: their receivers may still copy them.
-Links::~Links() {
-  for (Fetch* const fetch : fetching_) {
-    delete fetch;
-  }
-}
+Links::~Links() = default;
 
 void Links::start(int self) {
   if (self < 0) {
@@ -96,14 +62,14 @@ void Links::start(int self) {
   self_ = self;
 }
 
-Links::Link* Links::find(int peer) {
-  const auto found = links_.find(peer);
-  return found == links_.end() ? nullptr : found->second.get();
+Link* Links::find(int peer) {
+  const auto known = links_.find(peer);
+  return known == links_.end() ? nullptr : known->second.get();
 }
 
-Links::Link* Links::owner_of(const Token& token) {
-  const auto found = tokens_.find(token);
-  return found == tokens_.end() ? nullptr : find(found->second);
+Link* Links::owner_of(const Token& token) {
+  const auto known = tokens_.find(token);
+  return known == tokens_.end() ? nullptr : find(known->second);
 }
 
 void Links::learn(int peer, const std::string& address, const Credentials& credentials) {
@@ -114,7 +80,7 @@ void Links::learn(int peer, const std::string& address, const Credentials& crede
   if (!is_known) {
     if (link != nullptr) {
       lose(*link, "its address has changed", false);
-      forget_process(*link);
+      processes_.forget(link->peer);
       proofs_.erase(text_of(link->credentials.their_proof));
     } else {
       link = links_.emplace(peer, std::make_unique<Link>(peer, services_.settings.max_message)).first->second.get();
@@ -127,11 +93,8 @@ void Links::learn(int peer, const std::string& address, const Credentials& crede
     link->failures = 0;
     schedule_retry(*link);
   }
-  const auto stranger = strangers_.find(text_of(credentials.their_proof));
-  if (stranger != strangers_.end()) {
-    const Greeting greeting = stranger->second;
-    strangers_.erase(stranger);
-    admit(peer, greeting);
+  if (const auto greeting = strangers_.take(text_of(credentials.their_proof))) {
+    admit(peer, *greeting);
   }
 }
 
@@ -143,7 +106,7 @@ void Links::forget(int peer) {
   say_goodbye(*link, false, "the worker has removed this one from its group");
   end_incoming(*link);
   close_endpoint(*link);
-  forget_process(*link);
+  processes_.forget(link->peer);
   proofs_.erase(text_of(link->credentials.their_proof));
   links_.erase(peer);
 }
@@ -157,36 +120,35 @@ Token Links::new_token() {
 }
 
 void Links::open(Link& link) {
-  ucp_ep_params_t params{};
-  params.field_mask =
-      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(link.address.data());
-  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = &on_error;
-  params.err_handler.arg = this;
-  watch_process(link);
-  take_log_line();
-  const ucs_status_t status = ucp_ep_create(worker_.get(), &params, &link.endpoint);
-  // A process closes its sockets and its memory shortly before its end is seen.
-  if (status != UCS_OK && link.process && has_ended(link.process->get(), kExitMilliseconds)) {
-    forget_process(link);
-    throw TransportError(called(link.peer) + " is lost: its process has ended");
+  processes_.watch(link.peer, link.credentials.process);
+  try {
+    open_endpoint(link);
+    link.token = new_token();
+    link.next_number = 0;
+    link.is_confirmed = false;
+    link.attempt = next_attempt_++;
+    ++services_.counters.connections;
+    services_.timers.at(
+        Clock::now() + services_.settings.handshake_timeout, [this, peer = link.peer, attempt = link.attempt] {
+          Link* const link = find(peer);
+          if (link != nullptr && link->attempt == attempt && link->endpoint != nullptr && !link->is_confirmed) {
+            lose(*link, "it has not answered", true);
+          }
+        });
+    greet(link);
+  } catch (const std::bad_alloc&) {
+    close_endpoint(link);  // without a greeting or a time limit, it would stay for ever
+    throw;
   }
-  check(status, called(link.peer) + " cannot be reached");
-  endpoints_[link.endpoint] = link.peer;
-  link.token = new_token();
-  link.next_number = 0;
-  link.is_confirmed = false;
-  link.attempt = next_attempt_++;
-  ++services_.counters.connections;
-  services_.timers.at(
-      Clock::now() + services_.settings.handshake_timeout, [this, peer = link.peer, attempt = link.attempt] {
-        Link* const found = find(peer);
-        if (found != nullptr && found->attempt == attempt && found->endpoint != nullptr && !found->is_confirmed) {
-          lose(*found, "it has not answered", true);
-        }
-      });
-  greet(link);
+}
+
+void Links::open_endpoint(Link& link) {
+  try {
+    endpoints_.open(link.peer, link.address, called(link.peer) + " cannot be reached", link.endpoint);
+  } catch (const TransportError&) {
+    processes_.check_end(link.peer);
+    throw;
+  }
 }
 
 void Links::greet(Link& link) {
@@ -195,37 +157,7 @@ void Links::greet(Link& link) {
   greeting.token = link.token;
   greeting.about = link.their_token;
   greeting.proof = link.credentials.our_proof;
-  send_head(link, Kind::kGreeting, {reinterpret_cast<const char*>(&greeting), sizeof greeting});
-}
-
-void Links::watch_process(Link& link) {
-  const Process& process = link.credentials.process;
-  if (process.pid == 0 || link.process) {
-    return;
-  }
-  const int fd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
-  if (fd == -1) {
-    if (errno == ESRCH) {
-      throw TransportError(called(link.peer) + " is lost: its process has ended");
-    }
-    return;  // UCX's own checks remain
-  }
-  link.process = std::make_unique<Fd>(fd);
-  if (has_ended(fd, 0) || start_of(process.pid) != process.start) {
-    link.process.reset();
-    throw TransportError(called(link.peer) + " is lost: its process has ended");
-  }
-  link.process_id = next_process_++;
-  processes_[link.process_id] = link.peer;
-  services_.inbox.watch(fd, link.process_id);
-}
-
-void Links::forget_process(Link& link) {
-  if (link.process) {
-    services_.inbox.unwatch(link.process->get());
-    processes_.erase(link.process_id);
-    link.process.reset();
-  }
+  outbox_.send_head(link.endpoint, Kind::kGreeting, {reinterpret_cast<const char*>(&greeting), sizeof greeting});
 }
 
 void Links::on_process_end(uint64_t id) {
@@ -233,10 +165,10 @@ void Links::on_process_end(uint64_t id) {
   for (int i = 0; i < 1000 && progress(); ++i) {
   }
   // Looked up only now, because progress() may have removed the link.
-  const auto found = processes_.find(id);
-  Link* const link = found == processes_.end() ? nullptr : find(found->second);
+  const auto peer = processes_.peer_of(id);
+  Link* const link = peer ? find(*peer) : nullptr;
   if (link != nullptr) {
-    forget_process(*link);
+    processes_.forget(link->peer);
     end_incoming(*link);
     lose(*link, "its process has ended", false);
   }
@@ -249,35 +181,7 @@ void Links::greeted(const Greeting& greeting) {
     admit(known->second, greeting);
     return;
   }
-  // The sender gets no answer, because its address is unknown. Its own time limit ends the attempt.
-  const auto refuse = [this, from = greeting.from] {
-    ++services_.counters.refused;
-    services_.callback_thread.report("a process greets as worker " + std::to_string(from) +
-                                     ", without the proof that it belongs to this group");
-  };
-  if (strangers_.size() >= kMostStrangers || !services_.callback_thread.can_look_up()) {
-    refuse();
-    return;
-  }
-  strangers_[proof] = greeting;
-  const bool is_queued = services_.callback_thread.look_up(proof, [this, proof, refuse](std::optional<int> /*peer*/) {
-    // Runs without the transport's lock, because the callback thread holds its own.
-    {
-      std::lock_guard<std::mutex> lock(answers_mutex_);
-      answers_.push_back([this, proof, refuse] {
-        // If the worker is known by now, learn() has already used the greeting.
-        if (strangers_.erase(proof) != 0) {
-          refuse();
-        }
-      });
-      has_answers_ = true;
-    }
-    services_.inbox.nudge();
-  });
-  if (!is_queued) {
-    strangers_.erase(proof);
-    refuse();
-  }
+  strangers_.look_up(proof, greeting);
 }
 
 void Links::admit(int peer, const Greeting& greeting) {
@@ -325,10 +229,14 @@ void Links::confirm(Link& link) {
   if (link.is_lost) {
     report_found(link);
   }
-  while (!link.queue.empty() && link.is_confirmed) {
-    std::unique_ptr<Outgoing> first = std::move(link.queue.front());
-    link.queue.pop_front();
-    post(link, std::move(first));
+  try {
+    while (!link.queue.empty() && link.is_confirmed) {
+      std::unique_ptr<Outgoing> first = std::move(link.queue.front());
+      link.queue.pop_front();
+      post(link, std::move(first));
+    }
+  } catch (const std::bad_alloc&) {
+    mark_broken(&link);  // its messages must not be overtaken
   }
 }
 
@@ -358,7 +266,7 @@ void Links::lose(Link& link, const std::string& reason, bool retry) {
   close_endpoint(link);
   link.is_confirmed = false;
   for (auto& queued : link.queue) {
-    sent_.push_back(std::move(queued));
+    outbox_.drop(std::move(queued));
   }
   link.queue.clear();
   if (!link.is_lost) {
@@ -379,14 +287,14 @@ void Links::schedule_retry(Link& link) {
   // Random, so that the workers do not all connect to a returning worker at the same moment.
   const auto wait = longest + longest * static_cast<int>(random_() % 50) / 100;
   services_.timers.at(Clock::now() + wait, [this, peer = link.peer, attempt = link.attempt] {
-    Link* const found = find(peer);
-    if (found == nullptr || found->attempt != attempt || found->endpoint != nullptr || closing_) {
+    Link* const link = find(peer);
+    if (link == nullptr || link->attempt != attempt || link->endpoint != nullptr || closing_) {
       return;
     }
     try {
-      open(*found);
+      open(*link);
     } catch (const TransportError&) {
-      schedule_retry(*found);
+      schedule_retry(*link);
     }
   });
 }
@@ -403,27 +311,12 @@ void Links::close_endpoint(Link& link) {
     return;
   }
   // UCX aborts the process if an endpoint is destroyed while it copies from the peer's memory.
-  const auto copies = [this, peer = link.peer] {
-    return std::any_of(fetching_.begin(), fetching_.end(), [peer](const Fetch* one) { return one->peer == peer; });
-  };
-  for (const auto end = Clock::now() + kCopyTime; copies() && Clock::now() < end;) {
+  for (const auto end = Clock::now() + kCopyTime; arrivals_.is_fetching(link.peer) && Clock::now() < end;) {
     if (ucp_worker_progress(worker_.get()) == 0) {
       break;  // it waits for the peer, and does not copy
     }
   }
-  endpoints_.erase(link.endpoint);
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  param.cb.send = &on_closed;
-  param.user_data = this;
-  ++closing_endpoints_;
-  const ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(link.endpoint, nullptr), &param);
-  if (request == nullptr || UCS_PTR_IS_ERR(request)) {
-    --closing_endpoints_;
-  } else {
-    services_.inbox.nudge();
-  }
+  endpoints_.close(std::exchange(link.endpoint, nullptr));
   link.token = Token();
 }
 
@@ -433,16 +326,11 @@ void Links::say_goodbye(Link& link, bool comes_back, const std::string& reason) 
   }
   Goodbye head;
   head.token = link.token;
-  head.complete = link.next_number;
-  for (const Outgoing* const outgoing : leaving_) {
-    if (outgoing->peer == link.peer) {
-      head.complete = std::min(head.complete, outgoing->number);
-    }
-  }
+  head.complete = outbox_.first_leaving(link.peer, link.next_number);
   head.comes_back = comes_back ? 1 : 0;
   std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
   bytes += reason.substr(0, kLongestReason);
-  send_head(link, Kind::kGoodbye, std::move(bytes));
+  outbox_.send_head(link.endpoint, Kind::kGoodbye, bytes);
 }
 
 void Links::goodbye(const Goodbye& head, const std::string& reason) {
@@ -450,8 +338,7 @@ void Links::goodbye(const Goodbye& head, const std::string& reason) {
   if (link == nullptr) {
     return;
   }
-  deliver_below(checked_, link->peer, head.complete);
-  deliver_below(fetched_, link->peer, head.complete);
+  arrivals_.deliver_below(link->peer, head.complete);
   if (owner_of(head.token) != link) {
     return;  // one of these messages was malformed
   }
@@ -474,20 +361,22 @@ void Links::reject(int peer, const std::string& reason) {
 void Links::close(Clock::time_point deadline) {
   closing_ = true;
   progress_until(deadline, [this] {
-    return leaving_.empty() &&
-           std::all_of(links_.begin(), links_.end(), [](auto& one) { return one.second->queue.empty(); });
+    return !outbox_.is_leaving() &&
+           std::all_of(links_.begin(), links_.end(), [](const auto& entry) { return entry.second->queue.empty(); });
   });
   for (auto& [peer, link] : links_) {
     say_goodbye(*link, false, "it has closed the connection");
-    flush(*link);
+    if (link->endpoint != nullptr) {
+      endpoints_.flush(link->endpoint);
+    }
   }
   // An endpoint that is closed by force drops what has not left, so wait for the goodbyes.
-  progress_until(std::max(deadline, Clock::now() + kGoodbyeTime), [this] { return flushing_endpoints_ == 0; });
+  progress_until(std::max(deadline, Clock::now() + kGoodbyeTime), [this] { return !endpoints_.is_flushing(); });
   for (auto& [peer, link] : links_) {
     close_endpoint(*link);
-    forget_process(*link);
+    processes_.forget(link->peer);
   }
-  progress_until(Clock::now() + kCloseTime, [this] { return closing_endpoints_ == 0; });
+  progress_until(Clock::now() + kCloseTime, [this] { return !endpoints_.is_closing(); });
 }
 
 template <typename IsOver>
@@ -503,42 +392,20 @@ void Links::progress_until(Clock::time_point deadline, const IsOver& is_over) {
   }
 }
 
-void Links::flush(Link& link) {
-  if (link.endpoint == nullptr) {
-    return;
-  }
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = &on_flushed;
-  param.user_data = this;
-  ++flushing_endpoints_;
-  const ucs_status_ptr_t request = ucp_ep_flush_nbx(link.endpoint, &param);
-  if (request == nullptr || UCS_PTR_IS_ERR(request)) {
-    --flushing_endpoints_;
-  }
-}
-
-void Links::on_flushed(void* request, ucs_status_t /*status*/, void* self) {
-  --static_cast<Links*>(self)->flushing_endpoints_;
-  ucp_request_free(request);
-}
-
-void Links::on_error(void* self, ucp_ep_h endpoint, ucs_status_t status) {
-  auto& links = *static_cast<Links*>(self);
-  const auto owner = [&links, endpoint] {
-    const auto found = links.endpoints_.find(endpoint);
-    Link* const link = found == links.endpoints_.end() ? nullptr : links.find(found->second);
+void Links::on_error(ucp_ep_h endpoint, ucs_status_t status) {
+  const auto owner = [this, endpoint] {
+    Link* const link = find(endpoints_.peer_of(endpoint));
     return link != nullptr && link->endpoint == endpoint ? link : nullptr;
   };
   take_log_line();
   try {
-    links.run_later([&links, owner, status] {
+    run_later([this, owner, status] {
       if (Link* const link = owner()) {
-        links.lose(*link, "the connection has failed: " + ucx::text_of(status), true);
+        lose(*link, "the connection has failed: " + ucx::text_of(status), true);
       }
     });
   } catch (const std::bad_alloc&) {
-    links.mark_broken(owner());
+    mark_broken(owner());
   }
 }
 
@@ -562,9 +429,119 @@ void Links::end_broken() {
   has_broken_ = false;  // only now, because reject() may throw
 }
 
-void Links::on_closed(void* request, ucs_status_t /*status*/, void* self) {
-  --static_cast<Links*>(self)->closing_endpoints_;
-  ucp_request_free(request);
+// --- messages ----------------------------------------------------------------------------------------
+
+void Links::send(int peer, Parts parts) {
+  Link* const link = find(peer);
+  if (self_ == -1 || link == nullptr) {
+    throw TransportError(self_ == -1 ? "the transport has not been started"
+                                     : called(peer) + " is not known to this worker");
+  }
+  if (link->is_lost) {
+    throw TransportError(called(peer) + " is lost: " + link->reason);
+  }
+  uint64_t bytes = 0;
+  for (const Part& part : parts) {
+    bytes += part.size;
+    (void)services_.device_memory.type_of(part.memory);
+  }
+  if (bytes > link->credentials.max_message) {
+    throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " +
+                         std::to_string(link->credentials.max_message) + " that " + called(peer) +
+                         " takes (its max_message_bytes)");
+  }
+  auto outgoing = std::make_unique<Outgoing>(std::move(parts), max_header_);
+  if (link->endpoint == nullptr) {
+    open(*link);
+  }
+  if (link->is_confirmed) {
+    post(*link, std::move(outgoing));
+  } else {
+    link->queue.push_back(std::move(outgoing));
+  }
+  services_.inbox.expect_traffic();
+}
+
+void Links::post(Link& link, std::unique_ptr<Outgoing> outgoing) {
+  const ucs_status_t status = outbox_.post(link.endpoint, link.peer, link.token, link.next_number, std::move(outgoing));
+  ++link.next_number;  // only now, because the peer waits for each number
+  if (status != UCS_OK) {
+    const std::string reason = "the connection has failed: " + ucx::text_of(status);
+    run_later([this, peer = link.peer, attempt = link.attempt, reason] {
+      Link* const current = find(peer);
+      if (current != nullptr && current->attempt == attempt) {
+        lose(*current, reason, true);
+      }
+    });
+    services_.inbox.nudge();
+  }
+}
+
+bool Links::progress() {
+  bool busy = ucp_worker_progress(worker_.get()) != 0;
+  if (has_broken_) {
+    end_broken();
+  }
+  busy = do_later() || busy;
+  busy = strangers_.finish_lookups() || busy;
+  return arrivals_.deliver_fetched() || busy;
+}
+
+bool Links::do_later() {
+  bool any = false;
+  while (!later_.empty()) {
+    const std::function<void()> task = std::move(later_.front());
+    later_.pop_front();
+    task();
+    any = true;
+  }
+  return any;
+}
+
+ucs_status_t Links::on_greeting(void* self, const void* header, size_t header_size, void* /*data*/, size_t /*size*/,
+                                const ucp_am_recv_param_t* /*param*/) {
+  auto& links = *static_cast<Links*>(self);
+  Greeting greeting;
+  if (header_size == sizeof greeting) {
+    std::memcpy(&greeting, header, sizeof greeting);
+  }
+  if (header_size != sizeof greeting || greeting.magic != kMagic || greeting.from > INT32_MAX) {
+    ++links.services_.counters.refused;
+    return UCS_OK;
+  }
+  try {
+    links.run_later([&links, greeting] { links.greeted(greeting); });
+  } catch (const std::bad_alloc&) {
+    ++links.services_.counters.dropped;  // its sender tries again when it gets no answer
+  }
+  return UCS_OK;
+}
+
+ucs_status_t Links::on_goodbye(void* self, const void* header, size_t header_size, void* /*data*/, size_t /*size*/,
+                               const ucp_am_recv_param_t* /*param*/) {
+  auto& links = *static_cast<Links*>(self);
+  Goodbye head;
+  if (header_size < sizeof head || header_size > sizeof head + kLongestReason) {
+    return UCS_OK;
+  }
+  std::memcpy(&head, header, sizeof head);
+  try {
+    std::string reason(static_cast<const char*>(header) + sizeof head, header_size - sizeof head);
+    links.run_later([&links, head, reason = std::move(reason)] { links.goodbye(head, reason); });
+  } catch (const std::bad_alloc&) {
+    links.mark_broken(links.owner_of(head.token));
+  }
+  return UCS_OK;
+}
+
+std::map<int, std::string> Links::transports() const {
+  std::map<int, std::string> transports;
+  for (const auto& [peer, link] : links_) {
+    if (link->endpoint != nullptr && link->is_confirmed) {
+      transports[peer] = transports_of(link->endpoint);
+    }
+  }
+  return transports;
 }
 
 }  // namespace rpc_backends::ucx

@@ -11,7 +11,7 @@
 
 namespace rpc_backends::ucx {
 
-class Links;
+class Outbox;
 
 class Outgoing {
  public:
@@ -32,7 +32,7 @@ class Outgoing {
   // Returns the active messages that send this as message `number` of the link with this token.
   std::vector<Piece> pieces(wire::Token token, uint64_t number);
 
-  Links* links = nullptr;
+  Outbox* outbox = nullptr;
   int peer = -1;
   uint64_t number = 0;  // on the link to the peer
   // The number of active messages that UCX has not completed. Use it with the transport's lock.

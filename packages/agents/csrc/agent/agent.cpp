@@ -28,12 +28,12 @@ TransportAgent::~TransportAgent() {
 
 c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                                         float rpc_timeout_seconds, const DeviceMap& device_map) {
-  return send(to, std::move(message), rpc_timeout_seconds, device_map, {});
+  return send_call(to, std::move(message), rpc_timeout_seconds, device_map, {}).future;
 }
 
-c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
-                                                        float rpc_timeout_seconds, const DeviceMap& device_map,
-                                                        const Contexts& contexts, CallLog::Place* recorded) {
+TransportAgent::SentCall TransportAgent::send_call(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                   float rpc_timeout_seconds, const DeviceMap& device_map,
+                                                   const Contexts& contexts, CallLog::Place* recorded) {
   TORCH_CHECK(message->isRequest(), "send() sends requests only; the agent sends responses itself");
   if (is_forked()) {
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' cannot call '", to.name_,
@@ -51,7 +51,7 @@ c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c1
       timeout = std::chrono::milliseconds(1);  // 0 would mean no timeout
     }
   }
-  return core_->send(to, std::move(message), timeout, contexts, device_map, recorded);
+  return core_->calls().send(to, std::move(message), timeout, contexts, device_map, recorded);
 }
 
 void TransportAgent::set_devices(DeviceMaps maps) {
@@ -74,12 +74,12 @@ const std::vector<c10::Device>& TransportAgent::getDevices() const {
 
 void TransportAgent::set_interceptors(std::shared_ptr<InterceptorChain> interceptors) {
   TORCH_CHECK(!rpcAgentRunning_, "interceptors are set before the agent starts");
-  core_->set_interceptors(std::move(interceptors));
+  core_->interceptors = std::move(interceptors);
 }
 
 void TransportAgent::set_call_log(std::shared_ptr<CallLog> log) {
   TORCH_CHECK(!rpcAgentRunning_, "calls are recorded from the start of the agent");
-  core_->set_call_log(std::move(log));
+  core_->call_log = std::move(log);
 }
 
 const rpc::WorkerInfo& TransportAgent::getWorkerInfo(const std::string& name) const {
@@ -140,11 +140,11 @@ std::unordered_map<std::string, std::string> TransportAgent::getMetrics() {
 }
 
 std::string TransportAgent::listen() {
-  return core_->transport().listen(workerInfo_.id_, workerInfo_.name_);
+  return core_->transport->listen(workerInfo_.id_, workerInfo_.name_);
 }
 
 void TransportAgent::learn(int peer, const std::string& name, const std::string& address) {
-  core_->transport().learn(peer, name, address);
+  core_->transport->learn(peer, name, address);
 }
 
 void TransportAgent::on_lost(std::function<void(int, const std::string&)> tell) {
@@ -166,7 +166,7 @@ Traffic TransportAgent::traffic() const {
 }
 
 std::string TransportAgent::answering_worker() const {
-  return core_->answering_worker();
+  return core_->calls().answering_worker();
 }
 
 void TransportAgent::forget(int peer, const std::string& reason) {

@@ -50,11 +50,16 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
                                      float rpc_timeout_seconds, const DeviceMap& device_map) override;
 
+  // A call that was sent: its future, and the number that the agent has given it.
+  struct SentCall {
+    c10::intrusive_ptr<JitFuture> future;
+    uint64_t number = 0;
+  };
+
   // The same, with context that interceptors have attached. `recorded`: the call in the log of set_call_log(). The
-  // agent records its end, unless send() throws; null if the caller records it.
-  c10::intrusive_ptr<JitFuture> send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
-                                     float rpc_timeout_seconds, const DeviceMap& device_map, const Contexts& contexts,
-                                     CallLog::Place* recorded = nullptr);
+  // agent records its number and its end, unless send_call() throws; null if the caller records it.
+  SentCall send_call(const WorkerInfo& to, c10::intrusive_ptr<Message> message, float rpc_timeout_seconds,
+                     const DeviceMap& device_map, const Contexts& contexts, CallLog::Place* recorded = nullptr);
   // Sets the interceptors for incoming requests; only before the agent starts.
   void set_interceptors(std::shared_ptr<InterceptorChain> interceptors);
   // Records the requests that arrive; only before the agent starts.

@@ -33,6 +33,17 @@ class NoCallback final : public rpc::RequestCallback {
   }
 };
 
+// Sends to the inner agent. Only a TransportAgent, which `transport_agent` then is, carries contexts; the number of the
+// call is 0 for any other agent.
+TransportAgent::SentCall send_to_inner(rpc::RpcAgent& inner, TransportAgent* transport_agent, const rpc::WorkerInfo& to,
+                                       MessagePtr message, float timeout, const rpc::DeviceMap& device_map,
+                                       const Contexts& contexts) {
+  if (transport_agent != nullptr) {
+    return transport_agent->send_call(to, std::move(message), timeout, device_map, contexts);
+  }
+  return {inner.send(to, std::move(message), timeout, device_map), 0};
+}
+
 // A request that this worker sends, from send() to its answer.
 class OutgoingCall final : public InterceptedCall {
  public:
@@ -48,7 +59,7 @@ class OutgoingCall final : public InterceptedCall {
         own_(own),
         future_(c10::make_intrusive<JitFuture>(at::AnyClassType::get(), inner_->getDevices())) {}
 
-  FuturePtr send(MessagePtr message) {
+  TransportAgent::SentCall send(MessagePtr message) {
     sending_ = true;
     streams_ = current_streams(message->tensors());
     begin(std::move(message));
@@ -56,7 +67,7 @@ class OutgoingCall final : public InterceptedCall {
     if (thrown_ && future_->completed() && future_->exception_ptr() == thrown_->exception_ptr()) {
       std::rethrow_exception(thrown_->exception_ptr());  // on the same thread as the inner agent
     }
-    return unobserved_ ? unobserved_ : future_;
+    return {unobserved_ ? unobserved_ : future_, number_};
   }
 
  protected:
@@ -65,12 +76,13 @@ class OutgoingCall final : public InterceptedCall {
     FuturePtr answer;
     const c10::MultiStreamGuard guard(streams_);  // an interceptor may have changed the thread
     try {
-      if (contexts.empty() && own_.empty()) {
-        answer = inner_->send(to_, std::move(message), inner_timeout_, device_map_);
-      } else {
-        Contexts all = contexts;
-        all.insert(all.end(), own_.begin(), own_.end());
-        answer = transport_agent_->send(to_, std::move(message), inner_timeout_, device_map_, all);
+      Contexts all = contexts;
+      all.insert(all.end(), own_.begin(), own_.end());
+      auto sent =
+          send_to_inner(*inner_, transport_agent_.get(), to_, std::move(message), inner_timeout_, device_map_, all);
+      answer = std::move(sent.future);
+      if (in_send) {
+        number_ = sent.number;
       }
     } catch (const abi::__forced_unwind&) {
       throw;
@@ -116,6 +128,7 @@ class OutgoingCall final : public InterceptedCall {
   // Used by the sending thread while it is in send():
   const std::thread::id sender_ = std::this_thread::get_id();
   bool sending_ = false;
+  uint64_t number_ = 0;   // that a TransportAgent has given the call
   FuturePtr unobserved_;  // the inner agent's future, if no interceptor wants the answer
   FuturePtr thrown_;      // the exception that the inner agent has thrown
 };
@@ -222,12 +235,12 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::record_and_send(const Work
                                                                       std::chrono::milliseconds timeout,
                                                                       const DeviceMap& device_map) {
   if (!call_log_) {
-    return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, {});
+    return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, {}).future;
   }
   const SpanContext parent = telemetry_ ? span_of(*message) : SpanContext();
   CallLog::Place* const place = call_log_->begin_outgoing(to, *message, timeout, parent);
   if (place == nullptr) {
-    return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, {});
+    return pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, {}).future;
   }
   Contexts made;
   const Contexts& contexts = contexts_of(transport_agent_ ? place->span.context : SpanContext(), made);
@@ -236,13 +249,12 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::record_and_send(const Work
   }
   // A TransportAgent can record the end of the call by itself, which takes less time than a callback.
   const bool agent_records = transport_agent_ && !failed_calls_ && !interceptors_->wants(Direction::kOutgoing);
-  last_call_sent = 0;
   last_peer = has_result(message->type()) ? to.id_ : last_peer;
-  FuturePtr answer;
+  TransportAgent::SentCall sent;
   try {
-    answer = agent_records
-                 ? transport_agent_->send(to, std::move(message), rpc_timeout_seconds, device_map, contexts, place)
-                 : pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, contexts);
+    sent = agent_records
+               ? transport_agent_->send_call(to, std::move(message), rpc_timeout_seconds, device_map, contexts, place)
+               : pass_on(to, std::move(message), rpc_timeout_seconds, timeout, device_map, contexts);
   } catch (const std::exception& error) {
     call_log_->failed(place, error.what());
     throw;
@@ -250,9 +262,10 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::record_and_send(const Work
     call_log_->failed(place, "an exception without a text");
     throw;
   }
+  FuturePtr answer = std::move(sent.future);
   if (!agent_records) {
-    if (last_call_sent != 0) {
-      CallLog::sent(place, last_call_sent);
+    if (sent.number != 0) {
+      CallLog::sent(place, sent.number);
     }
     if (failed_calls_) {
       answer = FailedCalls::watch(failed_calls_, call_log_, place, std::move(answer));
@@ -263,13 +276,12 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::record_and_send(const Work
   return parent.sampling == SpanContext::Sampling::kNone ? answer : with_callbacks_in(parent, answer);
 }
 
-c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
-                                                              float rpc_timeout_seconds,
-                                                              std::chrono::milliseconds timeout,
-                                                              const DeviceMap& device_map, const Contexts& contexts) {
+TransportAgent::SentCall InterceptingAgent::pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                                    float rpc_timeout_seconds, std::chrono::milliseconds timeout,
+                                                    const DeviceMap& device_map, const Contexts& contexts) {
   if (!interceptors_->wants(Direction::kOutgoing)) {
-    return contexts.empty() ? inner_->send(to, std::move(message), rpc_timeout_seconds, device_map)
-                            : transport_agent_->send(to, std::move(message), rpc_timeout_seconds, device_map, contexts);
+    return send_to_inner(*inner_, transport_agent_.get(), to, std::move(message), rpc_timeout_seconds, device_map,
+                         contexts);
   }
   return std::make_shared<OutgoingCall>(interceptors_, inner_, transport_agent_, to, rpc_timeout_seconds, timeout,
                                         device_map, contexts)

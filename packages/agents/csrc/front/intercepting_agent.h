@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/agent.h"
 #include "intercept/interceptor_chain.h"
 #include "record/call_log.h"
 #include "record/failed_calls.h"
@@ -18,7 +19,6 @@ namespace rpc_backends {
 
 class Recorder;
 class Telemetry;
-class TransportAgent;
 
 class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
  public:
@@ -68,9 +68,9 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
                                                 float rpc_timeout_seconds, std::chrono::milliseconds timeout,
                                                 const DeviceMap& device_map);
   // Sends a request through the interceptors.
-  c10::intrusive_ptr<JitFuture> pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
-                                        float rpc_timeout_seconds, std::chrono::milliseconds timeout,
-                                        const DeviceMap& device_map, const Contexts& contexts);
+  TransportAgent::SentCall pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message, float rpc_timeout_seconds,
+                                   std::chrono::milliseconds timeout, const DeviceMap& device_map,
+                                   const Contexts& contexts);
   // The span in which a request is sent.
   SpanContext span_of(const Message& message) const;
   void set_call_log(std::shared_ptr<CallLog> log);

@@ -55,49 +55,31 @@ class PickleScan {
         return bytes_of(4);
       case 'U':  // SHORT_BINSTRING
         return bytes_of(1);
-      case 0x94: {  // MEMOIZE
-        memo_[memo_.size()] = last_is_text_ ? std::optional(last_) : std::nullopt;
-        return Found::kOther;
-      }
-      case 'q': {  // BINPUT
-        uint64_t at = 0;
-        return take_number(1, at) ? keep(at) : Found::kEnd;
-      }
-      case 'r': {  // LONG_BINPUT
-        uint64_t at = 0;
-        return take_number(4, at) ? keep(at) : Found::kEnd;
-      }
-      case 'h': {  // BINGET
-        uint64_t at = 0;
-        return take_number(1, at) ? recall(at) : Found::kEnd;
-      }
-      case 'j': {  // LONG_BINGET
-        uint64_t at = 0;
-        return take_number(4, at) ? recall(at) : Found::kEnd;
-      }
-      case 0x93: {  // STACK_GLOBAL: uses the two strings before it
-        global_ = std::string(before_last_) + "." + std::string(last_);
-        last_is_text_ = false;
-        return Found::kGlobal;
-      }
+      case 0x94:  // MEMOIZE
+        return keep_at(memo_.size());
+      case 'q':  // BINPUT
+        return keep(1);
+      case 'r':  // LONG_BINPUT
+        return keep(4);
+      case 'h':  // BINGET
+        return recall(1);
+      case 'j':  // LONG_BINGET
+        return recall(4);
+      case 0x93:  // STACK_GLOBAL: uses the two strings before it
+        return global_of(before_last_, last_);
       case 'c': {  // GLOBAL: two lines
         std::string_view module;
         std::string_view name;
-        if (!take_line(module) || !take_line(name)) {
-          return Found::kEnd;
-        }
-        global_ = std::string(module) + "." + std::string(name);
-        last_is_text_ = false;
-        return Found::kGlobal;
+        return take_line(module) && take_line(name) ? global_of(module, name) : Found::kEnd;
       }
       case 'K':  // BININT1
         return number_of(1);
       case 'M':  // BININT2
         return number_of(2);
       case 'J': {  // BININT, which has a sign
-        const Found found = number_of(4);
+        const Found result = number_of(4);
         number_ = static_cast<int32_t>(number_);
-        return found;
+        return result;
       }
       case 'G':  // BINFLOAT
         return other(8);
@@ -185,25 +167,29 @@ class PickleScan {
     return true;
   }
 
-  Found text_of(int size_bytes) {
+  // Takes bytes that follow their length, which has `size_bytes` bytes.
+  bool take_bytes(int size_bytes, std::string_view& bytes) {
     uint64_t size = 0;
     if (!take_number(size_bytes, size) || bytes_.size() - at_ < size) {
+      return false;
+    }
+    bytes = bytes_.substr(at_, size);
+    at_ += size;
+    return true;
+  }
+
+  Found text_of(int size_bytes) {
+    std::string_view text;
+    if (!take_bytes(size_bytes, text)) {
       return Found::kEnd;
     }
-    push(bytes_.substr(at_, size));
-    at_ += size;
+    push(text);
     return Found::kText;
   }
 
   Found bytes_of(int size_bytes) {
-    uint64_t size = 0;
-    if (!take_number(size_bytes, size) || bytes_.size() - at_ < size) {
-      return Found::kEnd;
-    }
-    last_ = bytes_.substr(at_, size);
     last_is_text_ = false;
-    at_ += size;
-    return Found::kBytes;
+    return take_bytes(size_bytes, last_) ? Found::kBytes : Found::kEnd;
   }
 
   Found other(uint64_t size) {
@@ -230,11 +216,11 @@ class PickleScan {
     if (size > sizeof(uint64_t)) {
       return other(size);
     }
-    const Found found = number_of(size);
+    const Found result = number_of(size);
     if (size > 0 && size < sizeof(uint64_t) && (number_ >> (8 * size - 1)) == 1) {
       number_ -= int64_t{1} << (8 * size);
     }
-    return found;
+    return result;
   }
 
   Found other_of(int size_bytes) {
@@ -248,18 +234,34 @@ class PickleScan {
     last_is_text_ = true;
   }
 
-  Found keep(uint64_t at) {
+  Found global_of(std::string_view module, std::string_view name) {
+    global_ = std::string(module) + "." + std::string(name);
+    last_is_text_ = false;
+    return Found::kGlobal;
+  }
+
+  // The number of an entry in the memo has `size_bytes` bytes.
+  Found keep(int size_bytes) {
+    uint64_t at = 0;
+    return take_number(size_bytes, at) ? keep_at(at) : Found::kEnd;
+  }
+
+  Found keep_at(uint64_t at) {
     memo_[at] = last_is_text_ ? std::optional(last_) : std::nullopt;
     return Found::kOther;
   }
 
-  Found recall(uint64_t at) {
-    const auto found = memo_.find(at);
-    if (found == memo_.end() || !found->second) {
+  Found recall(int size_bytes) {
+    uint64_t at = 0;
+    if (!take_number(size_bytes, at)) {
+      return Found::kEnd;
+    }
+    const auto kept = memo_.find(at);
+    if (kept == memo_.end() || !kept->second) {
       last_is_text_ = false;
       return Found::kOther;
     }
-    push(*found->second);
+    push(*kept->second);
     return Found::kText;
   }
 

@@ -46,9 +46,6 @@ struct RecordedCall {
   State state = State::kInFlight;
 };
 
-// The number that a TransportAgent gave to the last call that it sent on this thread.
-inline thread_local uint64_t last_call_sent = 0;
-
 // The id of the worker that this thread has called last, or whose answer it handles; -1 if there is none. An error in a
 // result has no other way to name the worker.
 inline thread_local int last_peer = -1;

@@ -38,7 +38,7 @@ constexpr int32_t kRequests[] = {
     MessageType::RUN_WITH_PROFILING_REQ,
     MessageType::RREF_BACKWARD_REQ,
 };
-constexpr int32_t kResponses[] = {
+constexpr int32_t kAnswers[] = {
     MessageType::SCRIPT_RET,
     MessageType::PYTHON_RET,
     MessageType::REMOTE_RET,
@@ -57,7 +57,7 @@ constexpr int32_t kResponses[] = {
 bool fits(FrameKind kind, int32_t type) {
   const auto is_it = [type](int32_t known) { return known == type; };
   return kind == FrameKind::kRequest ? std::any_of(std::begin(kRequests), std::end(kRequests), is_it)
-                                     : std::any_of(std::begin(kResponses), std::end(kResponses), is_it);
+                                     : std::any_of(std::begin(kAnswers), std::end(kAnswers), is_it);
 }
 
 Part part_of(std::vector<uint8_t>&& bytes) {
@@ -192,7 +192,7 @@ Parts encode(MessagePtr message, uint64_t call, const Contexts& contexts, const 
   TensorWriter tensors(message->tensors(), placement);
   tensors.copy(staging.copies);
   Head head;
-  head.kind = message->isRequest() ? FrameKind::kRequest : FrameKind::kResponse;
+  head.kind = message->isRequest() ? FrameKind::kRequest : FrameKind::kAnswer;
   head.type = message->type();
   head.call = call;
   head.payload_size = message->payload().size();

@@ -102,7 +102,7 @@ Head Head::read(Reader& in) {
   }
   Head head;
   const auto kind = in.get<uint8_t>();
-  if (kind != static_cast<uint8_t>(FrameKind::kRequest) && kind != static_cast<uint8_t>(FrameKind::kResponse)) {
+  if (kind != static_cast<uint8_t>(FrameKind::kRequest) && kind != static_cast<uint8_t>(FrameKind::kAnswer)) {
     throw BadFrame("its kind " + std::to_string(kind) + " is unknown");
   }
   head.kind = static_cast<FrameKind>(kind);
@@ -130,7 +130,7 @@ Head Head::read(Reader& in) {
 
 bool is_piece(const Parts& parts) {
   return byte_of_frame(parts, kVersionPlace) == Head::kVersionInPieces &&
-         byte_of_frame(parts, kKindPlace) > static_cast<uint8_t>(FrameKind::kResponse);
+         byte_of_frame(parts, kKindPlace) > static_cast<uint8_t>(FrameKind::kAnswer);
 }
 
 bool is_in_pieces(const Parts& parts) {
@@ -157,7 +157,7 @@ PieceHead PieceHead::read(const Parts& parts) {
   Reader in(parts[0].data, parts[0].size);
   (void)in.take(kKindPlace);
   const auto kind = static_cast<uint8_t>(in.get<uint8_t>() - kPieceKinds);
-  if (kind != static_cast<uint8_t>(FrameKind::kRequest) && kind != static_cast<uint8_t>(FrameKind::kResponse)) {
+  if (kind != static_cast<uint8_t>(FrameKind::kRequest) && kind != static_cast<uint8_t>(FrameKind::kAnswer)) {
     throw BadFrame("its kind " + std::to_string(kind + kPieceKinds) + " is unknown");
   }
   PieceHead head;

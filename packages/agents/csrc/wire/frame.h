@@ -18,7 +18,7 @@
 
 namespace rpc_backends {
 
-enum class FrameKind : uint8_t { kRequest = 1, kResponse = 2 };
+enum class FrameKind : uint8_t { kRequest = 1, kAnswer = 2 };
 
 // The bytes that an interceptor has attached to a request.
 struct Context {

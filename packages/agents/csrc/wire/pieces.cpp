@@ -206,7 +206,7 @@ std::vector<ArrivingMessages::Key> ArrivingMessages::drop_stale(const std::funct
   const auto is_stale = [&](const Key& key) {
     const Peer& peer = peers_[key.peer];
     const bool is_silent = now - peer.heard > (peer.is_lost ? kSilenceAfterLoss : kSilence);
-    return key.kind == FrameKind::kResponse ? !is_awaited(key) : is_silent;
+    return key.kind == FrameKind::kAnswer ? !is_awaited(key) : is_silent;
   };
   std::vector<Key> requests;
   for (const auto& [key, message] : remove_if(is_stale)) {

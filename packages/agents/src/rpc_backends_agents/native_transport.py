@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rpc_backends_agents._native_transport import NativeTransport
 from rpc_backends_agents.transport import Inbox, Transport
 
 #: Seconds that ``receive`` may take to return after ``close``.
 _ENDING = 5.0
-
-
-class NativeInbox(Inbox, Protocol):
-    """An inbox for a transport in C++."""
-
-    def unsent(self, peer: int, reason: str) -> None:
-        """Report that a reply to ``peer`` could not be sent."""
 
 
 class InPython(Transport):

@@ -39,7 +39,7 @@ std::string refusal(const std::function<void()>& work) {
 
 Head some_head() {
   Head head;
-  head.kind = FrameKind::kResponse;
+  head.kind = FrameKind::kAnswer;
   head.payload_inline = true;
   head.type = 42;
   head.tensors = 3;
@@ -150,7 +150,7 @@ TEST(Contexts, NeedNamesThatAreValidAndDiffer) {
 
 PieceHead some_piece() {
   PieceHead head;
-  head.kind = FrameKind::kResponse;
+  head.kind = FrameKind::kAnswer;
   head.device_type = 1;
   head.device_index = 3;
   head.storage = 2;
@@ -257,7 +257,7 @@ TEST(Limits, CountsThatAMessageCannotHaveAreRefused) {
   head.storages = 4;
   EXPECT_EQ(refusal([&] { limits.check(head, two_parts()); }), "it claims 4 storages; at most 3 are allowed");
   head = agreeing_head();
-  head.kind = FrameKind::kResponse;
+  head.kind = FrameKind::kAnswer;
   head.context_size = 1;
   EXPECT_EQ(refusal([&] { limits.check(head, two_parts()); }), "it claims 1 bytes of context; at most 0 are allowed");
   head = agreeing_head();

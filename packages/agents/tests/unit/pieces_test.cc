@@ -123,8 +123,8 @@ Key request(int peer, uint64_t call) {
   return {peer, FrameKind::kRequest, call, 1};
 }
 
-Key response(int peer, uint64_t call) {
-  return {peer, FrameKind::kResponse, call, 1};
+Key answer_of(int peer, uint64_t call) {
+  return {peer, FrameKind::kAnswer, call, 1};
 }
 
 bool is_awaited(const Key& key) {
@@ -147,11 +147,11 @@ TEST(ArrivingMessages, FindsWhatWasAdded) {
 
 TEST(ArrivingMessages, LimitsTheBytesOfAMessage) {
   ArrivingMessages messages(kMessageBytes, kRequestsBytes);
-  (void)messages.find_or_add(response(1, 1));
-  messages.reserve(response(1, 1), kMessageBytes);
-  EXPECT_THROW(messages.reserve(response(1, 1), 1), BadFrame);
-  EXPECT_THROW(messages.reserve(response(1, 1), UINT64_MAX), BadFrame);
-  EXPECT_THROW(messages.reserve(response(1, 2), 1), BadFrame) << "it was given up";
+  (void)messages.find_or_add(answer_of(1, 1));
+  messages.reserve(answer_of(1, 1), kMessageBytes);
+  EXPECT_THROW(messages.reserve(answer_of(1, 1), 1), BadFrame);
+  EXPECT_THROW(messages.reserve(answer_of(1, 1), UINT64_MAX), BadFrame);
+  EXPECT_THROW(messages.reserve(answer_of(1, 2), 1), BadFrame) << "it was given up";
 }
 
 TEST(ArrivingMessages, LimitsTheUnfinishedRequestsOfAPeerTogether) {
@@ -171,10 +171,10 @@ TEST(ArrivingMessages, LimitsTheUnfinishedRequestsOfAPeerTogether) {
 TEST(ArrivingMessages, LimitsTheNumberOfUnfinishedMessagesOfAPeer) {
   ArrivingMessages messages(kMessageBytes, kRequestsBytes);
   for (uint64_t call = 0; call < ArrivingMessages::kMost; ++call) {
-    (void)messages.find_or_add(response(1, call));
+    (void)messages.find_or_add(answer_of(1, call));
   }
-  EXPECT_THROW(messages.find_or_add(response(1, ArrivingMessages::kMost)), BadFrame);
-  EXPECT_NE(messages.find_or_add(response(2, 0)), nullptr);
+  EXPECT_THROW(messages.find_or_add(answer_of(1, ArrivingMessages::kMost)), BadFrame);
+  EXPECT_NE(messages.find_or_add(answer_of(2, 0)), nullptr);
 }
 
 TEST(ArrivingMessages, DropsTheMessagesOfAPeerThatHasLeft) {
@@ -190,7 +190,7 @@ TEST(ArrivingMessages, DropsTheMessagesOfAPeerThatHasLeft) {
 
 TEST(ArrivingMessages, DropsAnswersThatNothingWaitsFor) {
   ArrivingMessages messages(kMessageBytes, kRequestsBytes);
-  const auto stale = messages.find_or_add(response(1, 99)), awaited = messages.find_or_add(response(1, 1));
+  const auto stale = messages.find_or_add(answer_of(1, 99)), awaited = messages.find_or_add(answer_of(1, 1));
   EXPECT_TRUE(messages.drop_stale(is_awaited).empty());  // it returns requests only
   EXPECT_TRUE(stale->is_dropped());
   EXPECT_FALSE(awaited->is_dropped());

@@ -187,6 +187,16 @@ TEST(EventQueue, NumbersEventsWithoutGapsInTheirOrder) {
   }
 }
 
+TEST(EventQueue, PopEndsAtItsDeadline) {
+  EventQueue queue;
+  Event event;
+  EXPECT_EQ(queue.pop(event, EventQueue::Clock::now() + std::chrono::milliseconds(2)), Received::kTimeout);
+  queue.push({});
+  EXPECT_EQ(queue.pop(event, EventQueue::Clock::now()), Received::kEvent);
+  queue.close();
+  EXPECT_EQ(queue.pop(event, EventQueue::Clock::now()), Received::kClosed);
+}
+
 TEST(EventQueue, CloseEndsWaitingThreadsAndDropsEvents) {
   EventQueue queue;
   std::vector<std::thread> threads;

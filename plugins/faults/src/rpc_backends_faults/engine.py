@@ -12,7 +12,7 @@ from typing import Any
 from rpc_backends_faults import _native, marks, replay
 from rpc_backends_faults.replay import Recording
 from rpc_backends_faults.rules import HOUSEKEEPING, Rule, RuleError, RuleSet
-from rpc_backends_faults.settings import Seeds
+from rpc_backends_faults.settings import Wanted
 
 logger = logging.getLogger("rpc_backends.faults")
 
@@ -25,10 +25,7 @@ class Engine:
 
     :param pipeline: the C++ interceptor that applies the rules.
     :param worker: the worker's name.
-    :param seed: the seed for all random decisions.
-    :param seeds: the given seeds, from which the seed is chosen again when the rule file changes.
-    :param of_file: the rules of the rule file.
-    :param given: the rules from the program and its options; they stay when the file changes.
+    :param wanted: the rules and the given seeds. A change of the rule file replaces only its own rules.
     :param recording: a recorded run to replay; then only the recorded rules apply.
     """
 
@@ -36,27 +33,22 @@ class Engine:
         self,
         pipeline: _native.FaultPipeline,
         worker: str,
-        *,
-        seed: int,
-        seeds: Seeds | None = None,
-        of_file: Iterable[Rule] = (),
-        given: Iterable[Rule] = (),
+        wanted: Wanted,
         recording: Recording | None = None,
     ) -> None:
         self.worker = worker
-        self.seed = seed
-        self._seeds = seeds or Seeds()
+        self._seeds = wanted.seeds
         self.replaying = recording is not None
         self._recording = recording
         self._version = -1
         self._pipeline: _native.FaultPipeline | None = pipeline
         self._changing = threading.RLock()
-        self._of_file = tuple(of_file)
-        self._given = tuple(given)
+        self._of_file = wanted.of_file
+        self._given = wanted.given
         self._live: dict[str, Rule] = {}
         self._unfired: dict[str, Rule] = {}
         self._closing: list[Any] = []
-        self._check_names(self._of_file, self._given)
+        self._check_names(self._of_file.rules, self._given)
         if recording is None:
             self._apply()
         else:
@@ -65,9 +57,16 @@ class Engine:
         marks.attach(self)
 
     @property
+    def seed(self) -> int:
+        """The seed for all random decisions."""
+        if self._recording is not None:
+            return self._recording.seed
+        return self._seeds.chosen(self._of_file.seed) or 0
+
+    @property
     def rules(self) -> list[Rule]:
         """The active rules, in the order in which they are applied."""
-        return [*self._of_file, *self._given, *self._live.values()]
+        return [*self._of_file.rules, *self._given, *self._live.values()]
 
     def native_rules(self) -> list[dict[str, Any]]:
         """Return the active rules in the form that the log uses."""
@@ -81,12 +80,11 @@ class Engine:
         with self._changing:
             self._check_names(rules.rules, (*self._given, *self._live.values()))
             self._log_looked_at()
-            before, self._of_file = self._of_file, rules.rules
-            seed, self.seed = self.seed, self._seeds.chosen(rules.seed) or 0
+            before, self._of_file = self._of_file, rules
             try:
                 self._apply()
             except Exception:
-                self._of_file, self.seed = before, seed
+                self._of_file = before
                 raise
             self.log_rules()
 

@@ -23,7 +23,6 @@ from rpc_backends_faults.rules import (
 )
 
 _HEADER = re.compile(r"\s*\[\[\s*(?:rule|\"rule\"|'rule')\s*\]\]\s*(?:#.*)?$")
-_TABLE = re.compile(r"\s*\[")
 _KEYS = ("rule", "seed")
 # `tomllib` takes quadratic time in the dotted parts of a key, so long keys are rejected before it runs.
 # Comments and strings may contain any number of dots: each is one token, even if it is not closed.

@@ -36,17 +36,10 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
     recording = replay.find(want.replay, worker) if want.replay is not None else None
     pipeline = _native.FaultPipeline(worker)
     if recording is None:
-        engine = Engine(
-            pipeline,
-            worker,
-            seed=want.seeds.chosen(want.of_file.seed) or 0,
-            seeds=want.seeds,
-            of_file=want.of_file.rules,
-            given=want.given,
-        )
+        engine = Engine(pipeline, worker, want)
     else:
         _refuse_beside(want, recording)
-        engine = Engine(pipeline, worker, seed=recording.seed, recording=recording)
+        engine = Engine(pipeline, worker, Wanted(), recording)
     if want.log is not None:
         path = _open_log(pipeline, want.log, worker)
         logger.info("the event log of RPC worker %r is %s", worker, path)

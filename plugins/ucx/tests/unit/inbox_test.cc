@@ -5,25 +5,15 @@
 
 #include <atomic>
 #include <functional>
-#include <set>
 #include <thread>
 #include <vector>
+
+#include "racing.h"
 
 namespace rpc_backends::ucx {
 namespace {
 
 using std::chrono::milliseconds;
-
-// No passing test waits that long.
-Clock::time_point limit() {
-  return Clock::now() + std::chrono::seconds(60);
-}
-
-Event event_of(int peer) {
-  Event event;
-  event.peer = peer;
-  return event;
-}
 
 // Traffic that the test makes. Like UCX's, its descriptor signals new traffic once after arm().
 class FakeSource : public Inbox::Source {
@@ -153,19 +143,7 @@ TEST_F(InboxTest, NudgeMakesASleepingThreadPoll) {
 }
 
 TEST_F(InboxTest, CloseEndsAllThreadsAndDropsEvents) {
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([this] {
-      Event ignored;
-      EXPECT_EQ(inbox.receive(ignored, Clock::time_point::max()), Received::kClosed);
-    });
-  }
-  inbox.close();
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  inbox.push(event_of(1));
-  EXPECT_EQ(receive(), Received::kClosed);
+  expect_close_to_end_all_threads(inbox);
 }
 
 TEST_F(InboxTest, AWatchedDescriptorIsHandledOnceUntilItIsWatchedAgain) {
@@ -235,30 +213,12 @@ TEST_F(InboxTest, AThreadThatMayBlockHandsOverAtOnce) {
 
 TEST_F(InboxTest, EachEventGoesToOneThread) {
   constexpr int kEvents = 1000;
-  std::mutex mutex;
-  std::multiset<int> peers;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 3; ++i) {
-    threads.emplace_back([&] {
-      Event taken;
-      while (inbox.receive(taken, limit()) == Received::kEvent) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        peers.insert(taken.peer);
-        if (peers.size() == kEvents) {
-          inbox.close();
-        }
-      }
-    });
-  }
-  for (int i = 0; i < kEvents / 4; ++i) {
-    source.arrive(3);
-    inbox.push(event_of(-1 - i));
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  EXPECT_EQ(peers.size(), static_cast<size_t>(kEvents));
-  EXPECT_EQ(std::set<int>(peers.begin(), peers.end()).size(), static_cast<size_t>(kEvents));
+  expect_each_event_on_one_thread(inbox, kEvents, [this] {
+    for (int i = 0; i < kEvents / 4; ++i) {
+      source.arrive(3);
+      inbox.push(event_of(-1 - i));
+    }
+  });
 }
 
 }  // namespace

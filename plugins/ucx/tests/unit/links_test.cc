@@ -4,120 +4,14 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstring>
-#include <map>
 #include <thread>
 
-#include "parts.h"
-#include "ucp.h"
-#include "ucx_transport.h"
+#include "two_workers.h"
 
 namespace rpc_backends::ucx {
 namespace {
 
-using Kind = Event::Kind;
-using std::chrono::milliseconds;
-
-constexpr ConnectionKey::Bytes kKey{1, 2, 3, 4};
-
-Clock::time_point limit() {
-  return Clock::now() + std::chrono::seconds(60);  // no passing test waits that long
-}
-
-Settings some_settings() {
-  Settings settings;
-  // As in settings.py.
-  settings.config = {{"TLS", "posix,cma"},         {"KEEPALIVE_INTERVAL", "inf"}, {"POSIX_ERROR_HANDLING", "y"},
-                     {"POSIX_USE_PROC_LINK", "y"}, {"POSIX_SHM_MIN_SIZE", "0"},   {"CMA_MEMORY_INVALIDATE", "y"},
-                     {"RNDV_SCHEME", "get_zcopy"}};
-  settings.max_message = uint64_t{1} << 30;
-  settings.poll_time = std::chrono::microseconds(100);
-  settings.handshake_timeout = std::chrono::seconds(60);
-  return settings;
-}
-
-wire::Proof proof(int sender, int receiver) {
-  wire::Proof made;
-  made.fill(static_cast<char>(10 * sender + receiver + 1));
-  return made;
-}
-
-Credentials credentials(int self, int peer) {
-  Credentials made;
-  made.our_proof = proof(self, peer);
-  made.their_proof = proof(peer, self);
-  return made;
-}
-
-struct WorkerOf {
-  explicit WorkerOf(int id, const Settings& settings = some_settings(), CallbackThread::OnUnknownKey lookup = {},
-                    CallbackThread::OnRefused refused = {})
-      : id(id), transport(std::make_unique<UcxTransport>(settings, std::move(lookup), std::move(refused))) {
-    transport->start(id, kKey);
-  }
-
-  void learn(const WorkerOf& other) {
-    transport->learn_address(other.id, other.transport->address(), credentials(id, other.id));
-  }
-
-  // Makes progress for a moment.
-  bool receive(Event& event, Clock::duration time = milliseconds(1)) {
-    return transport->receive_until(event, Clock::now() + time) == Received::kEvent;
-  }
-
-  uint64_t count(const std::string& name) const { return std::stoull(transport->metrics().at("ucx." + name)); }
-
-  const int id;
-  std::unique_ptr<UcxTransport> transport;
-};
-
-class LinksTest : public testing::Test {
- protected:
-  static void SetUpTestSuite() { capture_log(false); }
-
-  void introduce() {
-    one.learn(two);
-    two.learn(one);
-  }
-
-  // The next event of `waiting`, while `other` makes progress and gets none.
-  static Event next(WorkerOf& waiting, WorkerOf& other) {
-    Event event, unexpected;
-    for (const auto until = limit(); Clock::now() < until;) {
-      if (waiting.receive(event)) {
-        return event;
-      }
-      EXPECT_FALSE(other.receive(unexpected)) << unexpected.reason;
-    }
-    ADD_FAILURE() << "no event";
-    return {};
-  }
-
-  // Runs both until `is_over`; returns the events of each.
-  template <typename IsOver>
-  std::map<int, std::vector<Event>> run_until(const IsOver& is_over) {
-    std::map<int, std::vector<Event>> events;
-    for (const auto until = limit(); !is_over(events) && Clock::now() < until;) {
-      for (WorkerOf* worker : {&one, &two}) {
-        Event event;
-        if (worker->transport && worker->receive(event)) {
-          events[worker->id].push_back(std::move(event));
-        }
-      }
-    }
-    EXPECT_TRUE(is_over(events));
-    return events;
-  }
-
-  void exchange() {
-    one.transport->send(2, parts_with({"hello"}), false);
-    EXPECT_EQ(bytes_in(next(two, one).parts[0]), "hello");
-    two.transport->send(1, parts_with({"hello too"}), true);
-    EXPECT_EQ(bytes_in(next(one, two).parts[0]), "hello too");
-  }
-
-  WorkerOf one{1}, two{2};
-};
+using LinksTest = TwoWorkers;
 
 TEST_F(LinksTest, TheFirstMessageOpensTheLink) {
   introduce();
@@ -312,19 +206,7 @@ TEST_F(LinksTest, TheEndOfAProcessLosesItsWorkerAtOnce) {
     ::_exit(0);
   }
   Credentials of_child = credentials(1, 2);
-  of_child.process.pid = child;
-  std::string stat;
-  {
-    std::FILE* const file = std::fopen(("/proc/" + std::to_string(child) + "/stat").c_str(), "r");
-    char text[1024];
-    stat.assign(text, std::fread(text, 1, sizeof text, file));
-    std::fclose(file);
-  }
-  const char* field = stat.c_str() + stat.rfind(')') + 2;  // the third field; the start time is the 22nd
-  for (int i = 3; i < 22; ++i) {
-    field = std::strchr(field, ' ') + 1;
-  }
-  of_child.process.start = std::strtoull(field, nullptr, 10);
+  of_child.process = {child, start_of(child)};
   one.transport->learn_address(2, two.transport->address(), of_child);
   two.learn(one);
   exchange();

@@ -6,23 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <set>
 #include <thread>
 #include <vector>
 
+#include "racing.h"
+
 namespace rpc_backends::zeromq {
 namespace {
-
-// No passing test waits that long.
-Clock::time_point limit() {
-  return Clock::now() + std::chrono::seconds(60);
-}
-
-Event event_of(int peer) {
-  Event event;
-  event.peer = peer;
-  return event;
-}
 
 struct FunctionSource : Source {
   explicit FunctionSource(std::function<void()> function) : function(std::move(function)) {}
@@ -52,20 +42,7 @@ TEST(Inbox, ReceiveEndsAtItsDeadline) {
 
 TEST(Inbox, CloseEndsAllThreadsAndDropsEvents) {
   Inbox inbox;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&] {
-      Event event;
-      EXPECT_EQ(inbox.receive(event), Received::kClosed);
-    });
-  }
-  inbox.close();
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  inbox.push(event_of(1));
-  Event event;
-  EXPECT_EQ(inbox.receive(event), Received::kClosed);
+  expect_close_to_end_all_threads(inbox);
 }
 
 TEST(Inbox, AThreadThatWaitsReadsTheSource) {
@@ -187,7 +164,7 @@ TEST(Inbox, ABurstOfOneSourceWakesOtherThreads) {
       Event event;
       ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
       ++busy;
-      while (busy < kEvents && Clock::now() < limit()) {  // nobody else takes the event of this thread
+      while (busy < kEvents && Clock::now() < limit()) {  // no other thread takes this one's event
         std::this_thread::yield();
       }
     });
@@ -202,29 +179,11 @@ TEST(Inbox, ABurstOfOneSourceWakesOtherThreads) {
 TEST(Inbox, EachEventGoesToOneThread) {
   Inbox inbox;
   constexpr int kEvents = 2000;
-  std::mutex mutex;
-  std::multiset<int> peers;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&] {
-      Event event;
-      while (inbox.receive(event) == Received::kEvent) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        peers.insert(event.peer);
-        if (peers.size() == kEvents) {
-          inbox.close();
-        }
-      }
-    });
-  }
-  for (int i = 0; i < kEvents; ++i) {
-    inbox.push(event_of(i));
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  EXPECT_EQ(peers.size(), static_cast<size_t>(kEvents));
-  EXPECT_EQ(std::set<int>(peers.begin(), peers.end()).size(), static_cast<size_t>(kEvents));
+  expect_each_event_on_one_thread(inbox, kEvents, [&] {
+    for (int i = 0; i < kEvents; ++i) {
+      inbox.push(event_of(i));
+    }
+  });
 }
 
 }  // namespace

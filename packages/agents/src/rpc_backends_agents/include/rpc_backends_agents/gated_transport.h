@@ -14,9 +14,6 @@
 
 namespace rpc_backends {
 
-// How an attempt to receive an event until a deadline has ended.
-enum class Received { kEvent, kTimeout, kClosed };
-
 class GatedTransport : public Transport {
  public:
   using Clock = std::chrono::steady_clock;

@@ -8,6 +8,7 @@
 // says which calls may overlap, what an exception does, and what holds after close().
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -138,10 +139,15 @@ class Transport {
   virtual std::map<std::string, std::string> metrics() const { return {}; }
 };
 
+// How an attempt to receive an event until a deadline has ended.
+enum class Received { kEvent, kTimeout, kClosed };
+
 // A queue that implements receive() for a transport with its own threads. push() does not wait and calls nothing, so it
 // may be called with a lock held. After close(), it drops the event.
 class EventQueue {
  public:
+  using Clock = std::chrono::steady_clock;
+
   void push(Event event) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -154,22 +160,30 @@ class EventQueue {
     ready_.notify_one();
   }
 
-  bool pop(Event& event) {
+  bool pop(Event& event) { return pop(event, Clock::time_point::max()) == Received::kEvent; }
+
+  Received pop(Event& event, Clock::time_point deadline) {
     std::unique_lock<std::mutex> lock(mutex_);
-    ready_.wait(lock, [this] { return closed_ || !events_.empty(); });
+    const auto is_ready = [this] { return closed_ || !events_.empty(); };
+    if (deadline == Clock::time_point::max()) {
+      ready_.wait(lock, is_ready);
+    } else if (!ready_.wait_until(lock, deadline, is_ready)) {
+      return Received::kTimeout;
+    }
     if (closed_) {
-      return false;
+      return Received::kClosed;
     }
     event = std::move(events_.front());
     events_.pop_front();
-    return true;
+    return Received::kEvent;
   }
 
   void close() {
+    std::deque<Event> dropped;  // destroyed without the lock, because that may have to wait for Python
     {
       std::lock_guard<std::mutex> lock(mutex_);
       closed_ = true;
-      events_.clear();
+      dropped.swap(events_);
     }
     ready_.notify_all();
   }

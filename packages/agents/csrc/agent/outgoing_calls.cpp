@@ -1,4 +1,5 @@
-// The calls that this worker makes: from send() to the end of the future.
+#include "agent/outgoing_calls.h"
+
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include <algorithm>
@@ -6,7 +7,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "agent/core.h"
 #include "base/log.h"
 #include "inspect/request_inspector.h"
 #include "rpc/message_kinds.h"
@@ -22,21 +22,26 @@ constexpr std::chrono::milliseconds kRetryDelay{100};
 
 }  // namespace
 
-FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
-                                     std::chrono::milliseconds timeout, const Contexts& contexts,
-                                     const DeviceMap& device_map, CallLog::Place* recorded) {
+OutgoingCalls::OutgoingCalls(AgentState& agent, MessageSender& sender, std::function<bool()> on_pulse)
+    : agent_(agent),
+      sender_(sender),
+      calls_(
+          agent.options.max_unanswered_bytes, [this](std::vector<Calls::Call> late) { fail_late(std::move(late)); },
+          std::move(on_pulse)) {}
+
+TransportAgent::SentCall OutgoingCalls::send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                             std::chrono::milliseconds timeout, const Contexts& contexts,
+                                             const DeviceMap& device_map, CallLog::Place* recorded) {
   const int peer = to.id_;
   const auto started = Clock::now();
-  const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != id_;
+  const bool may_wait = is_of_a_program(message->type()) && !ThreadPool::is_member() && peer != agent_.id;
   const bool is_retried = is_retried_by_torch(message->type());
   const uint64_t call = calls_.next_id();
   last_peer = has_result(message->type()) ? peer : last_peer;
   if (recorded != nullptr) {
     CallLog::sent(recorded, call);
-  } else {
-    last_call_sent = call;
   }
-  const DeviceMaps* const maps = devices.get();
+  const DeviceMaps* const maps = agent_.devices.get();
   Placement placement{nullptr, [&to] { return to.name_; }, true};
   if (!device_map.empty()) {
     placement.map = &device_map;
@@ -44,10 +49,10 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
     const auto found = maps->requests.find(to.name_);
     placement.map = found == maps->requests.end() ? nullptr : &found->second;
   }
-  allow_ways(peer, placement);
+  sender_.allow_ways(peer, placement);
   const std::optional<rpc::ForkId> rref = fork_of(inspect(*message));
   Staging staging;
-  Parts parts = encode_checked(std::move(message), call, contexts, placement, staging);
+  Parts parts = sender_.encode_checked(std::move(message), call, contexts, placement, staging);
   const uint64_t bytes = size_of(parts) + staging.bytes_in_pieces;
   const std::weak_ptr<void> unsent = staging.pieces.empty() ? last_to_leave(parts) : staging.unsent;
   FuturePtr future =
@@ -55,56 +60,55 @@ FuturePtr TransportAgent::Core::send(const WorkerInfo& to, c10::intrusive_ptr<Me
   if (!future) {
     future = new_future(maps);
     fail_call({peer, future, bytes, unsent, timeout, {}, {}, recorded, rref}, timeout_text(timeout));
-    return future;
+    return {future, call};
   }
   if (staging.empty()) {
     send_request(peer, call, std::move(parts), is_retried);
-    return future;
+    return {future, call};
   }
   auto error = error_in([&] {
-    const auto self = shared_from_this();
-    after(
-        std::move(staging), [self, peer](Parts piece) { self->send_piece(peer, std::move(piece), false); },
-        [self, peer, call, parts = std::move(parts), is_retried](const Error& unsent) {
+    const auto kept = agent_.shared_from_this();
+    sender_.after(
+        std::move(staging), [this, kept, peer](Parts piece) { sender_.send_piece(peer, std::move(piece), false); },
+        [this, kept, peer, call, parts = std::move(parts), is_retried](const Error& unsent) {
           if (unsent) {
-            self->fail_request(peer, call, *unsent, is_retried);
+            fail_request(peer, call, *unsent, is_retried);
           } else {
-            self->send_request(peer, call, parts, is_retried);
+            send_request(peer, call, parts, is_retried);
           }
         });
   });
-  if (!error && !running_) {
+  if (!error && !agent_.running) {
     error = "the RPC agent of this worker has been shut down";
   }
   if (error) {
-    if (const auto taken = calls_.take(call, peer)) {
-      end_call(*taken, *error);
-    }
+    end(call, peer, *error);
   }
-  return future;
+  return {future, call};
 }
 
-FuturePtr TransportAgent::Core::new_future(const DeviceMaps* maps) const {
+FuturePtr OutgoingCalls::new_future(const DeviceMaps* maps) const {
   return maps == nullptr ? c10::make_intrusive<JitFuture>(at::AnyClassType::get())
                          : c10::make_intrusive<JitFuture>(at::AnyClassType::get(), maps->devices);
 }
 
-void TransportAgent::Core::send_request(int peer, uint64_t call, Parts parts, bool is_retried) {
+void OutgoingCalls::send_request(int peer, uint64_t call, Parts parts, bool is_retried) {
   auto error = error_in([&] {
-    if (peer == id_) {
+    if (peer == agent_.id) {
       // Like any other call, but without the transport; the received message shares no memory with the sent one.
-      thread_pool_->post([self = shared_from_this(), copied = copy(parts)] { self->handle_own_message(copied); });
+      agent_.thread_pool->post(
+          [this, kept = agent_.shared_from_this(), copied = copy(parts)] { agent_.handle_own_message(copied); });
       return;
     }
-    ++sent_;
-    bytes_sent_ += size_of(parts);
-    const std::string lost = why_lost(peer);
+    ++agent_.counters.sent;
+    agent_.counters.bytes_sent += size_of(parts);
+    const std::string lost = agent_.lost.why(peer);
     if (!lost.empty()) {
       throw TransportError(lost);
     }
-    transport_->send(peer, std::move(parts), false);
+    agent_.transport->send(peer, std::move(parts), false);
   });
-  if (!error && !running_) {
+  if (!error && !agent_.running) {
     error = "the RPC agent of this worker has been shut down";
   }
   if (error) {
@@ -112,18 +116,36 @@ void TransportAgent::Core::send_request(int peer, uint64_t call, Parts parts, bo
   }
 }
 
-void TransportAgent::Core::fail_request(int peer, uint64_t call, const std::string& reason, bool is_retried) {
+void OutgoingCalls::fail_request(int peer, uint64_t call, const std::string& reason, bool is_retried) {
   // The caller found the worker just before it left, so the transport does not know it any more.
-  const std::string left = members.how_it_left(peer);
+  const std::string left = agent_.members.how_it_left(peer);
   const std::string& error = left.empty() ? reason : left;
-  if (is_retried && running_) {
+  if (is_retried && agent_.running) {
     calls_.fail_after(kRetryDelay, call, error);
-  } else if (const auto taken = calls_.take(call, peer)) {
+  } else {
+    end(call, peer, error);
+  }
+}
+
+void OutgoingCalls::end(uint64_t call, int peer, const std::string& error) {
+  if (const auto taken = calls_.take(call, peer)) {
     end_call(*taken, error);
   }
 }
 
-void TransportAgent::Core::take_answer(int peer, Decoded& answer, EventOrder::Handling& event) {
+void OutgoingCalls::end_all(int peer, const std::string& error) {
+  for (const Calls::Call& call : calls_.take_all(peer)) {
+    end_call(call, error);
+  }
+}
+
+void OutgoingCalls::end_all(const std::string& error) {
+  for (const Calls::Call& call : calls_.take_all()) {
+    end_call(call, error);
+  }
+}
+
+void OutgoingCalls::take_answer(int peer, Decoded& answer, EventOrder::Handling& event) {
   const auto call = calls_.take(answer.call, peer);
   event.note();  // a loss can no longer fail this call, and its callbacks may be slow
   if (!call) {
@@ -135,29 +157,29 @@ void TransportAgent::Core::take_answer(int peer, Decoded& answer, EventOrder::Ha
     fail_call(*call, std::string(text.begin(), text.end()));
   } else {
     if (call->recorded != nullptr) {
-      call_log_->answered(call->recorded, *answer.message, CallLog::now_us());
+      agent_.call_log->answered(call->recorded, *answer.message, CallLog::now_us());
     }
     last_peer = peer;
     complete(call->future, c10::IValue(std::move(answer.message)), std::move(answer.on_devices));
   }
-  tell_progress();
+  agent_.activity.tell();
 }
 
-std::string TransportAgent::Core::answering_worker() const {
-  return last_peer < 0 ? std::string() : members.called(last_peer);
+std::string OutgoingCalls::answering_worker() const {
+  return last_peer < 0 ? std::string() : agent_.members.called(last_peer);
 }
 
-void TransportAgent::Core::count_end(const Calls::Call& call) {
-  if (call.peer != id_) {
-    ++answered_;
+void OutgoingCalls::count_end(const Calls::Call& call) {
+  if (call.peer != agent_.id) {
+    ++agent_.counters.answered;
   }
 }
 
-void TransportAgent::Core::fail_call(const Calls::Call& call, const std::string& error) {
+void OutgoingCalls::fail_call(const Calls::Call& call, const std::string& error) {
   if (call.recorded != nullptr) {
-    call_log_->failed(call.recorded, error);
+    agent_.call_log->failed(call.recorded, error);
   }
-  const bool is_own = call.peer == id_;
+  const bool is_own = call.peer == agent_.id;
   if (call.rref && is_own) {
     fail_own_rref(*call.rref, std::make_exception_ptr(std::runtime_error(error)));
   }
@@ -169,36 +191,36 @@ void TransportAgent::Core::fail_call(const Calls::Call& call, const std::string&
   }
 }
 
-bool TransportAgent::Core::release_failed_rrefs() {
+bool OutgoingCalls::release_failed_rrefs() {
   if (failed_rrefs_.is_due()) {
     // On another thread, because torch sends messages and this thread handles all timeouts.
-    thread_pool_->post([self = shared_from_this()] { self->failed_rrefs_.release(); });
+    agent_.thread_pool->post([this, kept = agent_.shared_from_this()] { failed_rrefs_.release(); });
   }
   return !failed_rrefs_.is_empty();
 }
 
-void TransportAgent::Core::end_call(const Calls::Call& call, const std::string& error) {
+void OutgoingCalls::end_call(const Calls::Call& call, const std::string& error) {
   count_end(call);
   contained("while ending a call",
-            [&] { fail_call(call, "RPC to " + members.called(call.peer) + " failed: " + error); });
-  tell_progress();
+            [&] { fail_call(call, "RPC to " + agent_.members.called(call.peer) + " failed: " + error); });
+  agent_.activity.tell();
 }
 
-void TransportAgent::Core::fail_late(std::vector<Calls::Call> late) {
+void OutgoingCalls::fail_late(std::vector<Calls::Call> late) {
   const auto all = std::make_shared<const std::vector<Calls::Call>>(std::move(late));
-  const auto fail_all = [self = shared_from_this(), all] {
+  const auto fail_all = [this, kept = agent_.shared_from_this(), all] {
     for (const Calls::Call& call : *all) {
       if (!call.error.empty()) {
-        self->end_call(call, call.error);
+        end_call(call, call.error);
         continue;
       }
-      self->count_end(call);
-      contained("while ending a call", [&] { self->fail_call(call, timeout_text(call.timeout)); });
+      count_end(call);
+      contained("while ending a call", [&] { fail_call(call, timeout_text(call.timeout)); });
     }
-    self->tell_progress();
+    agent_.activity.tell();
   };
   // On another thread, because callbacks of these futures may be slow and this thread handles all timeouts.
-  if (!contained("while ending calls", [&] { thread_pool_->post(fail_all); })) {
+  if (!contained("while ending calls", [&] { agent_.thread_pool->post(fail_all); })) {
     fail_all();
   }
 }

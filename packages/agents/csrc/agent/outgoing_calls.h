@@ -1,0 +1,63 @@
+// The calls that this worker makes: from send() to the end of the future.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "agent/calls.h"
+#include "agent/event_order.h"
+#include "agent/message_sender.h"
+#include "rpc/failed_rrefs.h"
+
+namespace rpc_backends {
+
+class OutgoingCalls {
+ public:
+  using Message = MessageSender::Message;
+  using Error = MessageSender::Error;
+  using WorkerInfo = TransportAgent::WorkerInfo;
+  using DeviceMap = TransportAgent::DeviceMap;
+  using JitFuture = TransportAgent::JitFuture;
+
+  // `on_pulse`: as for Calls.
+  OutgoingCalls(AgentState& agent, MessageSender& sender, std::function<bool()> on_pulse);
+
+  // `device_map`: where the tensors go; if it is empty, the device map for the worker `to` counts. `recorded`: as for
+  // TransportAgent::send_call().
+  TransportAgent::SentCall send(const WorkerInfo& to, c10::intrusive_ptr<Message> message,
+                                std::chrono::milliseconds timeout, const Contexts& contexts,
+                                const DeviceMap& device_map, CallLog::Place* recorded);
+  void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
+  // End a call with an error, if it still waits for `peer`; all calls that wait for `peer`; all calls.
+  void end(uint64_t call, int peer, const std::string& error);
+  void end_all(int peer, const std::string& error);
+  void end_all(const std::string& error);
+
+  // Returns whether to call it again.
+  bool release_failed_rrefs();
+  // See TransportAgent::answering_worker().
+  std::string answering_worker() const;
+
+  // The calls that wait for an answer.
+  Calls& waiting() { return calls_; }
+  const Calls& waiting() const { return calls_; }
+
+ private:
+  FuturePtr new_future(const DeviceMaps* maps) const;
+  // Sends a request that is entered as `call`. An error ends the call.
+  void send_request(int peer, uint64_t call, Parts parts, bool is_retried);
+  void fail_request(int peer, uint64_t call, const std::string& reason, bool is_retried);
+  void count_end(const Calls::Call& call);
+  // Ends a call with an error, and records the end.
+  void fail_call(const Calls::Call& call, const std::string& error);
+  void end_call(const Calls::Call& call, const std::string& error);
+  void fail_late(std::vector<Calls::Call> late);
+
+  AgentState& agent_;
+  MessageSender& sender_;
+  FailedRRefs failed_rrefs_;
+  Calls calls_;
+};
+
+}  // namespace rpc_backends

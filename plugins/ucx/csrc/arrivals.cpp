@@ -1,0 +1,216 @@
+#include "arrivals.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "link.h"
+
+namespace rpc_backends::ucx {
+
+using namespace wire;
+
+namespace {
+
+// After this many calls of ucp_worker_progress(), UCX has handled everything that was in its queue before them.
+constexpr int kDrain = 64;
+constexpr int kEveryPeer = -1;
+
+}  // namespace
+
+// A payload that is being received.
+struct Arrivals::Fetch {
+  Arrivals* arrivals;
+  int peer;
+  Token token;
+  Incoming::Target target;
+};
+
+Arrivals::Arrivals(Owner& owner, Worker& worker, Inbox& inbox, Counters& counters, const DeviceMemory& device_memory)
+    : owner_(owner), worker_(worker), inbox_(inbox), counters_(counters), device_memory_(device_memory) {
+  worker_.handle(Kind::kMessage, &on_message<Kind::kMessage>, this);
+  worker_.handle(Kind::kPart, &on_message<Kind::kPart>, this);
+  worker_.handle(Kind::kDevicePart, &on_message<Kind::kDevicePart>, this);
+}
+
+// The UCX worker is destroyed already, so UCX uses none of this any more.
+Arrivals::~Arrivals() {
+  for (Fetch* const fetch : fetching_) {
+    delete fetch;
+  }
+}
+
+template <Kind kind>
+ucs_status_t Arrivals::on_message(void* self, const void* header, size_t header_size, void* data, size_t size,
+                                  const ucp_am_recv_param_t* param) {
+  const bool is_fetched = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  return static_cast<Arrivals*>(self)->take(kind, header, header_size, data, size, is_fetched);
+}
+
+Incoming::Target Arrivals::place(Link& link, Kind kind, const void* header, size_t header_size, size_t size) {
+  switch (kind) {
+    case Kind::kMessage:
+      return link.incoming.message(header, header_size, size);
+    case Kind::kPart:
+      return link.incoming.part(header, header_size, size);
+    default:
+      return link.incoming.device_part(header, header_size, size, allocate_);
+  }
+}
+
+ucs_status_t Arrivals::take(Kind kind, const void* header, size_t header_size, void* data, size_t size,
+                            bool is_fetched) {
+  Token token;
+  if (header_size >= sizeof token) {
+    std::memcpy(&token, header, sizeof token);
+  }
+  Link* const link = token ? owner_.owner_of(token) : nullptr;
+  if (link == nullptr) {
+    ++counters_.dropped;
+    return is_fetched ? UCS_ERR_REJECTED : UCS_OK;
+  }
+  bool is_taken = false;  // UCX owns `data` again
+  const auto result = [&] { return is_taken ? UCS_INPROGRESS : is_fetched ? UCS_ERR_REJECTED : UCS_OK; };
+  try {
+    std::string wrong;
+    try {
+      if (kind == Kind::kDevicePart && !is_fetched) {
+        throw Malformed("a part on a device did not come by rendezvous");
+      }
+      Incoming::Target target = place(*link, kind, header, header_size, size);
+      if (!is_fetched) {
+        if (size != 0) {
+          std::memcpy(const_cast<void*>(target.memory.data), data, size);
+        }
+        deliver(*link, target);
+        return UCS_OK;
+      }
+      const ucs_memory_type_t memory_type = device_memory_.type_of(target.memory.memory);
+      auto owned = std::make_unique<Fetch>(Fetch{this, link->peer, token, std::move(target)});
+      Fetch* const fetch = owned.get();
+      fetching_.insert(fetch);
+      owned.release();
+      ucp_request_param_t param{};
+      param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+      param.cb.recv_am = &on_fetched;
+      param.user_data = fetch;
+      param.memory_type = memory_type;
+      is_taken = true;
+      // UCX may call on_fetched() in here, which deletes `fetch`, and still return a request.
+      const ucs_status_ptr_t request =
+          ucp_am_recv_data_nbx(worker_.get(), data, const_cast<void*>(fetch->target.memory.data), size, &param);
+      if (request == nullptr || UCS_PTR_IS_ERR(request)) {
+        fetching_.erase(fetch);
+        owned.reset(fetch);
+        if (request != nullptr) {
+          throw Malformed("a message cannot be fetched: " + ucx::text_of(UCS_PTR_STATUS(request)));
+        }
+        fetched_.push_back(std::move(*fetch));
+      }
+      return UCS_INPROGRESS;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {  // Malformed, or of the allocator
+      wrong = error.what();
+    }
+    owner_.run_later([this, peer = link->peer, token, wrong] {
+      const Link* const link = owner_.owner_of(token);
+      if (link != nullptr && link->peer == peer) {
+        owner_.reject(peer, wrong);
+      }
+    });
+  } catch (const std::bad_alloc&) {
+    owner_.mark_broken(link);
+  }
+  return result();
+}
+
+void Arrivals::on_fetched(void* request, ucs_status_t status, size_t /*size*/, void* argument) {
+  ucp_request_free(request);
+  const std::unique_ptr<Fetch> fetch(static_cast<Fetch*>(argument));
+  Arrivals& arrivals = *fetch->arrivals;
+  Owner& owner = arrivals.owner_;
+  const Token token = fetch->token;
+  arrivals.fetching_.erase(fetch.get());
+  try {
+    if (status == UCS_OK) {
+      arrivals.fetched_.push_back(std::move(*fetch));
+      return;
+    }
+    owner.run_later([&owner, token, wrong = "a message cannot be fetched: " + ucx::text_of(status)] {
+      if (const Link* const link = owner.owner_of(token)) {
+        owner.reject(link->peer, wrong);
+      }
+    });
+  } catch (const std::bad_alloc&) {
+    owner.mark_broken(owner.owner_of(token));
+  }
+}
+
+// A peer that gives up its memory first sends a goodbye, which names the messages that were read before. So all copied
+// data is checked against the goodbyes that have arrived since.
+bool Arrivals::deliver_fetched() {
+  bool any = false;
+  while (!fetched_.empty() || !checked_.empty()) {
+    while (!fetched_.empty()) {
+      checked_.push_back(std::move(fetched_.front()));
+      fetched_.pop_front();
+    }
+    for (int i = 0; i < kDrain && ucp_worker_progress(worker_.get()) != 0; ++i) {
+    }
+    owner_.do_later();
+    deliver_below(checked_, kEveryPeer, UINT64_MAX);
+    any = true;
+  }
+  return any;
+}
+
+void Arrivals::deliver_below(int peer, uint64_t number) {
+  deliver_below(checked_, peer, number);
+  deliver_below(fetched_, peer, number);
+}
+
+bool Arrivals::is_fetching(int peer) const {
+  return std::any_of(fetching_.begin(), fetching_.end(), [peer](const Fetch* fetch) { return fetch->peer == peer; });
+}
+
+void Arrivals::deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t number) {
+  // One at a time, so that the others stay if there is an exception.
+  for (size_t i = 0; i < fetches.size();) {
+    if (peer != kEveryPeer && (fetches[i].peer != peer || fetches[i].target.number >= number)) {
+      ++i;
+      continue;
+    }
+    const Fetch fetch = std::move(fetches[i]);
+    fetches.erase(fetches.begin() + static_cast<std::ptrdiff_t>(i));
+    Link* const link = owner_.owner_of(fetch.token);
+    if (link == nullptr) {
+      continue;
+    }
+    try {
+      deliver(*link, fetch.target);
+    } catch (const Malformed& error) {
+      owner_.reject(link->peer, error.what());
+    } catch (const std::bad_alloc&) {
+      owner_.mark_broken(link);
+    }
+  }
+}
+
+void Arrivals::deliver(Link& link, const Incoming::Target& target) {
+  std::vector<Parts> complete;
+  link.incoming.filled(target, complete);
+  for (Parts& parts : complete) {
+    ++counters_.messages_received;
+    for (const Part& part : parts) {
+      counters_.device_bytes += part.memory.is_host() ? 0 : part.size;
+    }
+    Event event;
+    event.peer = link.peer;
+    event.parts = std::move(parts);
+    inbox_.push(std::move(event));
+  }
+}
+
+}  // namespace rpc_backends::ucx

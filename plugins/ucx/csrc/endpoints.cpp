@@ -1,0 +1,66 @@
+#include "endpoints.h"
+
+namespace rpc_backends::ucx {
+
+namespace {
+
+// The parameters of an operation after which UCX decrements `count`.
+ucp_request_param_t counted_by(int& count) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.send = [](void* request, ucs_status_t /*status*/, void* counted) {
+    --*static_cast<int*>(counted);
+    ucp_request_free(request);
+  };
+  param.user_data = &count;
+  return param;
+}
+
+bool is_in_progress(ucs_status_ptr_t request) {
+  return request != nullptr && !UCS_PTR_IS_ERR(request);
+}
+
+}  // namespace
+
+void Endpoints::open(int peer, const std::string& address, const std::string& problem, ucp_ep_h& endpoint) {
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = [](void* self, ucp_ep_h failed, ucs_status_t status) {
+    static_cast<Endpoints*>(self)->on_error_(failed, status);
+  };
+  params.err_handler.arg = this;
+  take_log_line();
+  check(ucp_ep_create(worker_.get(), &params, &endpoint), problem);
+  peers_[endpoint] = peer;
+}
+
+void Endpoints::close(ucp_ep_h endpoint) {
+  peers_.erase(endpoint);
+  ucp_request_param_t param = counted_by(closing_);
+  param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  ++closing_;
+  if (is_in_progress(ucp_ep_close_nbx(endpoint, &param))) {
+    inbox_.nudge();
+  } else {
+    --closing_;
+  }
+}
+
+void Endpoints::flush(ucp_ep_h endpoint) {
+  const ucp_request_param_t param = counted_by(flushing_);
+  ++flushing_;
+  if (!is_in_progress(ucp_ep_flush_nbx(endpoint, &param))) {
+    --flushing_;
+  }
+}
+
+int Endpoints::peer_of(ucp_ep_h endpoint) const {
+  const auto open = peers_.find(endpoint);
+  return open == peers_.end() ? -1 : open->second;
+}
+
+}  // namespace rpc_backends::ucx

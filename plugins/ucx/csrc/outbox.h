@@ -1,0 +1,55 @@
+// The messages that are leaving: UCX reads their memory until they are sent completely. Needs the transport's lock.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "inbox.h"
+#include "outgoing.h"
+#include "rpc_backends_agents/releaser.h"
+#include "timers.h"
+#include "ucp.h"
+
+namespace rpc_backends::ucx {
+
+class Outbox {
+ public:
+  struct Services {
+    const Settings& settings;
+    Counters& counters;
+    Inbox& inbox;
+    Releaser& releaser;
+    Timers& timers;
+    const DeviceMemory& device_memory;
+  };
+
+  explicit Outbox(const Services& services) : services_(services) {}
+
+  // Gives a message to UCX, as message `number` of the link with this token. Returns UCX's error if the connection has
+  // failed. Throws std::bad_alloc only before UCX has any of the message: the number is then unused.
+  ucs_status_t post(ucp_ep_h endpoint, int peer, wire::Token token, uint64_t number, std::unique_ptr<Outgoing> owned);
+  // Sends a greeting or a goodbye.
+  void send_head(ucp_ep_h endpoint, wire::Kind kind, const std::string& bytes);
+
+  // The smallest number of a message to this peer that is still leaving, if it is smaller than `next`.
+  uint64_t first_leaving(int peer, uint64_t next) const;
+  bool is_leaving() const { return !leaving_.empty(); }
+
+  // Moves messages that need no memory any more to `sent`, so that the caller releases them without the lock.
+  void take_sent(std::vector<std::unique_ptr<Outgoing>>& sent) { sent.swap(sent_); }
+  bool has_sent() const { return !sent_.empty(); }
+  // Treats a message that is not sent at all in the same way.
+  void drop(std::unique_ptr<Outgoing> unsent) { sent_.push_back(std::move(unsent)); }
+
+ private:
+  static void on_sent(void* request, ucs_status_t status, void* outgoing);
+  void completed(Outgoing& outgoing);
+
+  const Services services_;
+  std::unordered_set<Outgoing*> leaving_;  // owned until the destructor
+  std::vector<std::unique_ptr<Outgoing>> sent_;
+};
+
+}  // namespace rpc_backends::ucx

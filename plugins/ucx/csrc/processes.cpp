@@ -1,0 +1,95 @@
+#include "processes.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string>
+
+#include "link.h"
+
+namespace rpc_backends::ucx {
+
+namespace {
+
+// Returns the start time of a process, in clock ticks; 0 if there is no such process.
+uint64_t start_of(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string line((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const size_t end = line.rfind(')');  // end of the name, which may contain any characters
+  if (end == std::string::npos) {
+    return 0;
+  }
+  std::istringstream fields(line.substr(end + 1));
+  std::string skipped;
+  uint64_t start = 0;
+  for (int i = 0; i < 19; ++i) {
+    fields >> skipped;
+  }
+  fields >> start;
+  return start;
+}
+
+// How long the end of a process may be seen after its sockets and its memory are closed.
+constexpr int kExitMilliseconds = 50;
+
+// Whether a process ends within so many milliseconds; also if its parent has not waited for it yet.
+bool ends_within(int milliseconds, const Fd& process) {
+  pollfd end{process.get(), POLLIN, 0};
+  return poll(&end, 1, milliseconds) == 1;
+}
+
+[[noreturn]] void throw_ended(int peer) {
+  throw TransportError(called(peer) + " is lost: its process has ended");
+}
+
+}  // namespace
+
+void Processes::watch(int peer, const Process& process) {
+  if (process.pid == 0 || watched_.count(peer) != 0) {
+    return;
+  }
+  const int fd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
+  if (fd == -1) {
+    if (errno == ESRCH) {
+      throw_ended(peer);
+    }
+    return;  // UCX's own checks remain
+  }
+  const uint64_t id = next_id_++;
+  const auto watched = watched_.try_emplace(peer, fd, id).first;
+  if (ends_within(0, watched->second.process) || start_of(process.pid) != process.start) {
+    watched_.erase(watched);
+    throw_ended(peer);
+  }
+  peers_[id] = peer;
+  inbox_.watch(fd, id);
+}
+
+void Processes::forget(int peer) {
+  const auto watched = watched_.find(peer);
+  if (watched != watched_.end()) {
+    inbox_.unwatch(watched->second.process.get());
+    peers_.erase(watched->second.id);
+    watched_.erase(watched);
+  }
+}
+
+void Processes::check_end(int peer) {
+  const auto watched = watched_.find(peer);
+  if (watched != watched_.end() && ends_within(kExitMilliseconds, watched->second.process)) {
+    forget(peer);
+    throw_ended(peer);
+  }
+}
+
+std::optional<int> Processes::peer_of(uint64_t id) const {
+  const auto watched = peers_.find(id);
+  return watched == peers_.end() ? std::nullopt : std::optional(watched->second);
+}
+
+}  // namespace rpc_backends::ucx

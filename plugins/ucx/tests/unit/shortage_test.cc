@@ -1,0 +1,167 @@
+// Shortage of memory and of descriptors. Memory is short for C++ only: UCX allocates with malloc().
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <new>
+#include <vector>
+
+#include "two_workers.h"
+
+// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
+// the former one.
+extern "C" int fail_allocation(int number);
+
+namespace rpc_backends::ucx {
+namespace {
+
+// A worker that runs out of memory may drop a greeting, so its peer must not wait long for the answer.
+Settings hasty_settings() {
+  Settings settings = some_settings();
+  settings.handshake_timeout = std::chrono::milliseconds(200);
+  return settings;
+}
+
+class ShortageTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { capture_log(false); }
+
+  // Runs `work` while allocation `number` fails. Returns whether it came to that allocation.
+  template <typename Work>
+  static bool fails(int number, const Work& work) {
+    fail_allocation(number);
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+    } catch (const TransportError&) {
+    }
+    return fail_allocation(0) == 0;
+  }
+
+  // Sends from one worker to the other until a message arrives: their link may have ended.
+  static void expect_message(WorkerOf& from, WorkerOf& to) {
+    static int number = 0;
+    const std::string text = "message " + std::to_string(++number);
+    bool is_sent = false;
+    for (const auto until = limit(); Clock::now() < until;) {
+      if (!is_sent) {
+        try {
+          from.transport->send(to.id, parts_with({text}), false);
+          is_sent = true;
+        } catch (const TransportError&) {  // the peer is lost, and not found again yet
+        }
+      }
+      Event event;
+      if (from.receive(event) && event.kind == Event::Kind::kLost) {
+        is_sent = false;
+      }
+      if (to.receive(event) && event.kind == Event::Kind::kMessage && bytes_in(event.parts[0]) == text) {
+        return;
+      }
+    }
+    FAIL() << text << " has not arrived";
+  }
+
+  void introduce() {
+    one.learn(two);
+    two.learn(one);
+    expect_both_ways();
+  }
+
+  void expect_both_ways() {
+    expect_message(one, two);
+    expect_message(two, one);
+  }
+
+  static Parts some_parts() { return parts_with({"small", std::string(100000, 'x')}); }
+
+  WorkerOf one{1, hasty_settings()}, two{2, hasty_settings()};
+};
+
+TEST_F(ShortageTest, ASendThatRunsOutOfMemoryLeavesTheLinkUsable) {
+  introduce();
+  int number = 1;
+  for (bool has_failed = true; has_failed; ++number) {
+    Parts parts = some_parts();
+    has_failed = fails(number, [&] { one.transport->send(2, std::move(parts), false); });
+    expect_both_ways();
+  }
+  EXPECT_GT(number, 3);
+}
+
+TEST_F(ShortageTest, AReceiverThatRunsOutOfMemoryConnectsAgain) {
+  introduce();
+  for (int number = 1; number <= 40; ++number) {
+    try {
+      one.transport->send(2, some_parts(), false);
+    } catch (const TransportError&) {  // lost because of an earlier failure
+    }
+    fails(number, [&] {
+      Event event;
+      for (int i = 0; i < 20; ++i) {
+        (void)two.receive(event);
+      }
+    });
+    expect_both_ways();
+  }
+}
+
+TEST_F(ShortageTest, AFirstMessageThatRunsOutOfMemoryIsFollowedByALink) {
+  for (int number = 1; number <= 20; ++number) {
+    WorkerOf caller(1, hasty_settings()), callee(2, hasty_settings());
+    caller.learn(callee);
+    callee.learn(caller);
+    Parts parts = some_parts();
+    fails(number, [&] { caller.transport->send(2, std::move(parts), false); });
+    expect_message(caller, callee);
+    expect_message(callee, caller);
+  }
+}
+
+// Leaves this process no descriptor while it lives.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit few = before_;
+    few.rlim_cur = std::min<rlim_t>(before_.rlim_cur, 1024);
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    for (int fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC); fd != -1; fd = ::dup(fd)) {
+      taken_.push_back(fd);
+    }
+  }
+  ~NoDescriptors() {
+    for (const int fd : taken_) {
+      ::close(fd);
+    }
+    ::setrlimit(RLIMIT_NOFILE, &before_);
+  }
+
+ private:
+  rlimit before_{};
+  std::vector<int> taken_;
+};
+
+TEST_F(ShortageTest, ATransportWithoutDescriptorsIsRefused) {
+  const NoDescriptors none;
+  EXPECT_THROW(UcxTransport(some_settings(), {}, {}), TransportError);
+}
+
+TEST_F(ShortageTest, APeerIsReachedOnceThereAreDescriptorsAgain) {
+  Credentials watched = credentials(1, 2);
+  watched.process = {::getpid(), start_of(::getpid())};
+  one.transport->learn_address(2, two.transport->address(), watched);
+  two.learn(one);
+  {
+    const NoDescriptors none;
+    try {
+      one.transport->send(2, parts_with({"without a descriptor"}), false);
+    } catch (const TransportError&) {  // of UCX, if it needs one
+    }
+  }
+  expect_both_ways();
+}
+
+}  // namespace
+}  // namespace rpc_backends::ucx
