@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from rpc_backend_tensorpipe.agent_store import AgentStore, Barriers, exchanging_addresses
 from rpc_backends_core.spi import Group, torch_internals, worker_info
 
+#: A text of TensorPipe, such as "eof", unless the text names the worker.
+_OF_TENSORPIPE = re.compile(r"(?!RPC to )[^\n]*\(this error originated at [^)\n]*\)")
+
 
 class SelfDescribingAgent:
-    """A mixin for torch's TensorPipe agents: where the worker listens, and that nothing is encrypted."""
+    """A mixin for torch's TensorPipe agents: what they say of themselves, and what their errors mean."""
 
     engine: AgentStore
     encryption = "none"
@@ -19,6 +23,19 @@ class SelfDescribingAgent:
     def address(self) -> str | None:
         """The addresses that TensorPipe listens on; None before it does."""
         return self.engine.own_address if self.engine.has_own_address else None
+
+    def explained_call_error(self, callee: str, function: str, text: str) -> str | None:
+        """Return an error of TensorPipe with the worker called and what happened; None for other errors.
+
+        :param text: the error of torch's agent, which the result ends with.
+        """
+        if _OF_TENSORPIPE.match(text):
+            return (
+                f"RPC to {callee!r} failed: worker {self.engine.name!r} called {function}, and the "
+                f"connection to {callee!r} is lost. Its process has ended or has left the group, or the "
+                f"network is down; look at its output. TensorPipe: {text}"
+            )
+        return None
 
 
 class StaticGroupAgent(SelfDescribingAgent):
