@@ -47,8 +47,8 @@ c10::intrusive_ptr<rpc::JitFuture> TransportAgent::send(const WorkerInfo& to, c1
   }
   auto timeout = rpcTimeout_.load();
   if (rpc_timeout_seconds != rpc::kUnsetRpcTimeout) {
-    timeout = std::chrono::milliseconds(
-        static_cast<int64_t>(representable(rpc_timeout_seconds) * rpc::kSecToMsConversion));
+    timeout =
+        std::chrono::milliseconds(static_cast<int64_t>(representable(rpc_timeout_seconds) * rpc::kSecToMsConversion));
     if (rpc_timeout_seconds > 0 && timeout.count() == 0) {
       timeout = std::chrono::milliseconds(1);  // 0 would mean no timeout
     }
