@@ -75,6 +75,49 @@ def test_a_timeout_that_is_no_duration_is_refused(caller: Any, timeout: float) -
     assert all(f"ValueError: the timeout of the call is {timeout} s" in error for error in errors)
 
 
+# --- tensors that cannot be sent ------------------------------------------------------------------
+
+
+def make_compressed() -> torch.Tensor:
+    """Return a tensor without a storage of its own."""
+    return torch.eye(3).to_sparse_csr()
+
+
+def make_meta() -> torch.Tensor:
+    """Return a tensor without data."""
+    return torch.ones(2, device="meta")
+
+
+def error_with(me: WorkerContext, how: str, function: Any, *makers: Any) -> str:
+    """Call worker1 with what ``makers`` return; return the text of the error."""
+    args = tuple(make() for make in makers)
+    try:
+        if how == "rpc_sync":
+            rpc.rpc_sync("worker1", function, args=args)
+        else:
+            rpc.remote("worker1", function, args=args).to_here()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("how", ["rpc_sync", "to_here"])
+def test_a_compressed_sparse_result_gets_help(caller: Any, how: str) -> None:
+    error = caller.call(error_with, how, make_compressed)
+    assert "a tensor in the result cannot be sent" in error
+    assert ".to_sparse_coo(), before you return it" in error
+
+
+@pytest.mark.parametrize("how", ["rpc_sync", "to_here"])
+def test_a_meta_tensor_gets_help_in_both_directions(caller: Any, how: str) -> None:
+    for error in (
+        caller.call(error_with, how, make_meta),
+        caller.call(error_with, how, len, make_meta),
+    ):
+        assert "on meta and has no data" in error
+        assert "send its shape and dtype" in error
+
+
 # --- a worker that has ended ----------------------------------------------------------------------
 
 
