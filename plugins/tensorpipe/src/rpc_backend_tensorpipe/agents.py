@@ -53,8 +53,8 @@ class SelfDescribingAgent:
             )
         if _ON_META.search(text):
             return (
-                f"{failed} a tensor of the call or of its result is on meta and has no data, so it cannot "
-                f"be sent; send its shape and dtype. torch: {text}"
+                f"{failed} a tensor of the call or of its result is on meta and has no data, so it "
+                f"cannot be sent; send its shape and dtype. torch: {text}"
             )
         return None
 
