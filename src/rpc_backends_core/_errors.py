@@ -62,6 +62,10 @@ class RefusedError(RpcBackendsError, RuntimeError):
     """
 
 
+class ArgumentError(RpcBackendsError, TypeError):
+    """A backend's init handler got a store or options of a wrong type."""
+
+
 class ResultError(RpcBackendsError, AttributeError, RuntimeError):
     """This worker cannot unpickle a call's result, for example because it lacks the result's class.
 

@@ -16,7 +16,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.machinery import all_suffixes
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -98,20 +98,54 @@ def read(path: Path) -> list[Package]:
     :raises SettingError: it cannot be read, or is not a lock file of this version.
     """
     try:
-        document = json.loads(_regular(path))
-        if document["version"] != VERSION:
-            raise SettingError(
-                f"the lock file {path} has version {document['version']!r}, and this rpc-backends-core "
-                f"reads {VERSION}. Write it again: rpc-backends lock {path}"
-            )
-        return [Package(**one) for one in document["packages"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, SettingError):
-            raise
+        content = _regular(path)
+    except IsADirectoryError as error:
+        raise SettingError(
+            f"the lock file {path} cannot be read: it is a directory. Name a file in it."
+        ) from error
+    except OSError as error:
         raise SettingError(
             f"the lock file {path} cannot be read: {type(error).__name__}: {error}. Write it: "
             f"rpc-backends lock {path}"
         ) from error
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _no_lock(path, f"it is not valid JSON ({error})") from error
+    if not isinstance(document, dict) or "version" not in document:
+        raise _no_lock(path, "it has no object with the key 'version'")
+    if document["version"] != VERSION:
+        raise SettingError(
+            f"the lock file {path} has version {document['version']!r}, and this rpc-backends-core "
+            f"reads {VERSION}. Write it again: rpc-backends lock {path}"
+        )
+    packages = document.get("packages")
+    if not isinstance(packages, list) or not all(map(_is_package, packages)):
+        raise _no_lock(path, "its 'packages' is not a list of packages with their files")
+    return [Package(**package) for package in packages]
+
+
+def _no_lock(path: Path, reason: str) -> SettingError:
+    return SettingError(
+        f"the lock file {path} is not a lock: {reason}. Correct the path; or, to write a lock in its "
+        f"place: rpc-backends lock {path}"
+    )
+
+
+def _is_package(value: Any) -> bool:
+    """Return whether a value of JSON has the fields of a :class:`Package`, with their types."""
+    if not isinstance(value, dict) or set(value) != {field.name for field in fields(Package)}:
+        return False
+    lists = (value["backends"], value["hooks"])
+    return (
+        isinstance(value["distribution"], str)
+        and isinstance(value["version"], str)
+        and isinstance(value["editable"], str | None)
+        and all(isinstance(names, list) for names in lists)
+        and all(isinstance(name, str) for names in lists for name in names)
+        and isinstance(value["files"], dict)
+        and all(isinstance(digest, str) for digest in value["files"].values())
+    )
 
 
 def check(file: str, scan: Scan) -> None:
@@ -347,8 +381,9 @@ def _editable(dist: Any) -> str | None:
         origin = json.loads(dist.read_text("direct_url.json") or "{}")
     except ValueError:
         origin = {}
-    if origin.get("dir_info", {}).get("editable"):
-        return unquote(urlsplit(origin.get("url", "")).path)
+    directory = origin.get("dir_info") if isinstance(origin, dict) else None
+    if isinstance(directory, dict) and directory.get("editable"):
+        return unquote(urlsplit(str(origin.get("url", ""))).path)
     record = dist.read_text("RECORD") or ""
     return "an unknown folder" if "__editable__" in record else None
 

@@ -207,6 +207,83 @@ def _handling_exceptions(internal: Any) -> Callable[[Any], None]:
     return _handle_exception
 
 
+def _pickling(internal: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what replaces torch's ``serialize``, which pickles results, and ``deserialize``.
+
+    They take the place of functions of torch's: a message passes no more Python code than before.
+    """
+    pickler = internal._internal_rpc_pickler
+
+    def serialize(obj: Any) -> Any:
+        try:
+            return pickler.serialize(obj)
+        except Exception as error:
+            from rpc_backends_core._bridge import results
+
+            return pickler.serialize(results.not_pickled(obj, error))
+
+    def deserialize(binary_data: bytes, tensor_table: Any) -> Any:
+        try:
+            result = pickler.deserialize(binary_data, tensor_table)
+        except Exception as error:
+            from rpc_backends_core._bridge import results
+
+            return results.not_unpickled(binary_data, error)
+        if isinstance(result, AttributeError):
+            from rpc_backends_core._bridge import results
+
+            return results.with_exception(binary_data, result)
+        return result
+
+    return serialize, deserialize
+
+
+def _calling(api: Any, name: str) -> Callable[..., Any]:
+    """Return what replaces torch's ``rpc_sync``, ``rpc_async`` or ``remote``.
+
+    It takes the place of a wrapper of torch's, which checks that RPC is initialised: a call passes no
+    more Python code than before.
+    """
+    torchs = getattr(api, name)
+    unchecked, unset = torchs.__wrapped__, api.UNSET_RPC_TIMEOUT
+
+    @functools.wraps(unchecked)
+    def call(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: Any = unset) -> Any:
+        if not api._is_current_rpc_agent_set():
+            return torchs(to, func, args, kwargs, timeout)  # raises
+        if timeout != unset:
+            timeout = _calls().limited(timeout)
+        try:
+            return unchecked(to, func, args, kwargs, timeout)
+        except RuntimeError as error:
+            _calls().raise_named(error, to, func, args or ())
+            raise
+
+    return call
+
+
+def _asking_owner(torchs: Any, unset: float) -> Callable[..., Any]:
+    """Return what replaces a method of torch's RRefs that asks the RRef's owner."""
+
+    @functools.wraps(torchs)
+    def ask(self: Any, timeout: Any = unset, *args: Any, **kwargs: Any) -> Any:
+        if timeout != unset:
+            timeout = _calls().limited(timeout)
+        try:
+            return torchs(self, timeout, *args, **kwargs)
+        except RuntimeError as error:
+            _calls().raise_named(error, self.owner(), f"RRef.{torchs.__name__}")
+            raise
+
+    return ask
+
+
+def _calls() -> Any:
+    from rpc_backends_core._bridge import calls
+
+    return calls
+
+
 #: Arguments of torch's ``TensorPipeRpcBackendOptions`` that torch keeps in C++ and cannot be read
 #: back.
 _KEPT = ("_transports", "_channels")
@@ -251,9 +328,16 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         "construct_rpc_backend_options": construct_rpc_backend_options,
         "init_backend": init_backend,
     }
+    calls = {name: _calling(api, name) for name in ("rpc_sync", "rpc_async", "remote")}
+    serialize, deserialize = _pickling(rpc.internal)
     return [
         *((registry_module, name, value) for name, value in shared.items()),
         *((rpc, name, value) for name, value in shared.items()),
+        *((module, name, value) for module in (rpc, api) for name, value in calls.items()),
+        *(
+            (rpc.PyRRef, name, _asking_owner(getattr(rpc.PyRRef, name), api.UNSET_RPC_TIMEOUT))
+            for name in ("to_here", "_get_type")
+        ),
         (rpc, "BackendValue", registry_module.BackendValue),
         (rpc, "init_rpc", init_rpc),
         (rpc, "_init_rpc_backend", _init_rpc_backend),
@@ -265,6 +349,8 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (api, "_reset_current_rpc_agent", _reset_current_rpc_agent),
         (api, "_destroy_rref_context", _destroy_rref_context),
         (api, _DELETE_RREFS, _delete_all_user_and_unforked_owner_rrefs),
+        (rpc.internal, "serialize", serialize),
+        (rpc.internal, "deserialize", deserialize),
         (rpc.internal, "_handle_exception", _handling_exceptions(rpc.internal)),
         *([(options, "__init__", keeping_arguments(options.__init__))] if options else []),
     ]

@@ -30,8 +30,9 @@ ADDED = {
         worker_info
     """,
     (1, 1): """
-        BackendContractError Interface JOIN_TIMEOUT LockError STORE_TIMEOUT StoreAccess StoreError
-        at_exit check_option_names device_maps interface_of interfaces is_loopback stored
+        ArgumentError BackendContractError Interface JOIN_TIMEOUT LockError STORE_TIMEOUT StoreAccess
+        StoreError at_exit check_arguments check_option_names device_maps interface_of interfaces
+        is_loopback stored
     """,
 }
 UPGRADE_CORE = "pip install --upgrade rpc-backends-core"

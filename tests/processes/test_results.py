@@ -20,6 +20,75 @@ BACKENDS = ("TENSORPIPE", "ZEROMQ", "UCX")
 TEXT = "C:\\New is not \\N{x}, é or \udc80"
 
 
+#: A module that only worker1 has.
+MISSING = """
+class Value: pass
+class Boom(Exception): pass
+def raise_boom(): raise Boom("the cause at the callee")
+"""
+
+
+class Unreducible:
+    """An object that pickle cannot take apart."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("cannot be taken apart")
+
+
+class Unbuildable:
+    """An object that only its sender can build."""
+
+    def __reduce__(self) -> Any:
+        return build_on, (rpc.get_worker_info().name,)
+
+
+def build_on(name: str) -> str:
+    """Fail on other workers than the named one."""
+    if rpc.get_worker_info().name != name:
+        raise ValueError("cannot be built here")
+    return name
+
+
+def make_missing() -> Any:
+    """Return an object of a module that the caller does not have."""
+    return sys.modules["missing"].Value()
+
+
+def raise_missing() -> None:
+    """Raise an exception of a module that the caller does not have."""
+    sys.modules["missing"].raise_boom()
+
+
+def raise_local() -> None:
+    """Raise an exception whose class cannot be pickled."""
+
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("the cause at the callee")
+
+
+def make_unreducible() -> Any:
+    """Return what cannot be pickled."""
+    return Unreducible()
+
+
+def make_unbuildable() -> Any:
+    """Return what the caller cannot unpickle."""
+    return Unbuildable()
+
+
+def give_back(value: Any) -> Any:
+    """Return the argument."""
+    return value
+
+
+def add_missing(me: WorkerContext) -> None:
+    """Make the module that the other worker does not have."""
+    module = sys.modules["missing"] = types.ModuleType("missing")
+    exec(MISSING, module.__dict__)
+
+
 def define(me: WorkerContext, name: str) -> None:
     """Make a module; its class exists only where ``name`` is not empty."""
     module = sys.modules["theirs"] = types.ModuleType("theirs")
@@ -54,6 +123,7 @@ def return_error() -> AttributeError:
 
 def error_of(me: WorkerContext, how: str, function: Any, *args: Any) -> tuple[list[str], str]:
     """Call worker1; return the classes and the text of the error."""
+    args = tuple(Unbuildable() if arg == "unbuildable" else arg for arg in args)
     calls = {
         "rpc_sync": lambda: rpc.rpc_sync("worker1", function, args=args),
         "rpc_async": lambda: rpc.rpc_async("worker1", function, args=args).wait(),
@@ -76,6 +146,7 @@ def caller(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[An
         workers.run(steps.join, url, backend=request.param)
         workers[0].call(define, "")
         workers[1].call(define, "Only")
+        workers[1].call(add_missing)
         yield workers[0]
         workers.run(steps.leave)
 
@@ -121,3 +192,57 @@ def test_any_text_of_an_exception_arrives(caller: Any, how: str) -> None:
     assert "ValueError" in types_
     assert "UnicodeDecodeError" not in text
     assert "ValueError: C:\\New is not \\N{x}, é or " in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "to_here"])
+def test_a_result_of_a_missing_module_names_both_workers(caller: Any, how: str) -> None:
+    _, text = caller.call(error_of, how, make_missing)
+    assert "worker 'worker0' cannot unpickle the result that it got from 'worker1'" in text
+    assert "'worker0' cannot import the module 'missing', which has missing.Value" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "to_here"])
+def test_an_exception_of_a_missing_module_keeps_its_text(caller: Any, how: str) -> None:
+    types_, text = caller.call(error_of, how, raise_missing)
+    assert "RuntimeError" in types_
+    assert "worker 'worker0' cannot unpickle the exception" in text
+    assert "raised on 'worker1'" in text
+    assert "missing.Boom: the cause at the callee" in text
+    assert "in raise_missing" in text  # the traceback of the callee
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "to_here"])
+def test_an_exception_of_a_local_class_keeps_its_text(caller: Any, how: str) -> None:
+    _, text = caller.call(error_of, how, raise_local)
+    assert "name=worker1" in text
+    assert "LocalError: the cause at the callee" in text
+    assert "cannot pickle the class" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "to_here"])
+def test_a_result_that_cannot_be_pickled_names_the_callee(caller: Any, how: str) -> None:
+    _, text = caller.call(error_of, how, make_unreducible)
+    assert "worker 'worker1' cannot pickle the result" in text
+    assert "Unreducible: ValueError: cannot be taken apart" in text
+    assert "in __reduce__" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "to_here"])
+def test_a_result_that_fails_to_unpickle_names_both_workers(caller: Any, how: str) -> None:
+    _, text = caller.call(error_of, how, make_unbuildable)
+    assert "worker 'worker0' cannot unpickle the result that it got from 'worker1'" in text
+    assert "ValueError: cannot be built here" in text
+    assert "build_on" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "to_here"])
+def test_an_argument_that_fails_to_unpickle_names_the_callee(caller: Any, how: str) -> None:
+    _, text = caller.call(error_of, how, give_back, "unbuildable")
+    assert "worker 'worker1' cannot unpickle the call of" in text
+    assert "give_back: ValueError: cannot be built here" in text

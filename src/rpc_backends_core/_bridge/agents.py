@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.rpc import WorkerInfo
 
+from rpc_backends_core import _handlers
 from rpc_backends_core._bridge.session import NEVER
 from rpc_backends_core._bridge.torch_internals import fixed_worker_id
+from rpc_backends_core._errors import ArgumentError
 from rpc_backends_core._group import Group, join_group
 
 
@@ -40,6 +43,24 @@ def group_for(
         timeout=float(options.rpc_timeout) or NEVER.total_seconds(),
         fixed_id=fixed_worker_id(),
     )
+
+
+def check_arguments(backend: str, store: Any, options: Any, options_type: type) -> None:
+    """Check the types of an init handler's arguments.
+
+    :param backend: the backend's name, for the error.
+    :param options_type: the only type of options that the backend takes.
+    :raises ArgumentError: ``store`` or ``options`` has another type.
+    """
+    if not isinstance(store, dist.Store):
+        raise ArgumentError(
+            f"{backend} got the store {_handlers.shown(store)}; it must be a torch.distributed.Store."
+        )
+    if not isinstance(options, options_type):
+        raise ArgumentError(
+            f"{backend} got rpc_backend_options of type {type(options).__name__}; it takes only "
+            f"{options_type.__name__}. Pass such options or none, or choose the backend of these options."
+        )
 
 
 class RankedWorkerInfo(WorkerInfo):

@@ -1,16 +1,30 @@
-"""Errors of results: exceptions of called functions, and results that this worker cannot unpickle."""
+"""Messages that cannot be pickled or unpickled, and the texts of exceptions of called functions."""
 
 from __future__ import annotations
 
+import contextlib
+import pickletools
 import re
+import traceback
+from collections.abc import Iterable
 from typing import Any
 
 from rpc_backends_core import _settings
 from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._errors import ResultError
 
+#: Stands for the worker that has sent a result, where it is not known. `calls` replaces it.
+UNKNOWN_WORKER = "the worker that it called"
 #: The text of pickle if a module lacks a class or a function.
 _MISSING = re.compile(r"Can't get attribute '(?P<name>.+?)' on <module '(?P<module>.+?)'")
+#: How the text of an exception of a called function begins.
+_WORKER = re.compile(r"On WorkerInfo\(id=\d+, name=(?P<name>[^)]*)\):")
+#: The opcodes of texts in a pickle.
+_TEXTS = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"})
+#: How many functions and classes of a pickle an error looks at.
+_MOST_CLASSES = 20
+#: Modules that every worker has.
+_ALWAYS_THERE = ("builtins.", "copyreg.", "torch.")
 #: The escape sequences that torch undoes in the text of an exception.
 _ESCAPE = re.compile(
     r"\\(?:[\\'\"abfnrtv\n]|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\})"
@@ -27,28 +41,150 @@ def checked(result: Any) -> Any:
         return torch_internals.with_text(result, _unescaped)
     reason = torch_internals.why_not_unpickled(result)
     if reason is not None and not _settings.returns_unpickling_errors():
-        raise ResultError(_text(reason)) from reason
+        raise ResultError(_text(reason, ())) from reason
     return result
 
 
-def _text(reason: AttributeError) -> str:
+def not_pickled(result: Any, error: Exception) -> Any:
+    """Return the exception that the caller gets instead of a result that this worker cannot pickle.
+
+    :param result: the result, or the ``RemoteException`` of a function that has raised.
+    """
+    if torch_internals.is_remote_exception(result):
+        return torch_internals.remote_exception(
+            f"{result.msg}\nThe caller gets a RuntimeError, because this worker cannot pickle the class "
+            f"{_path(result.exception_type)}: {_shown(error)}",
+            RuntimeError,
+        )
+    info = torch_internals.current_agent().get_worker_info()
+    trace = "".join(traceback.format_exception(error))
+    return torch_internals.remote_exception(
+        f"On {info}:\nworker {info.name!r} cannot pickle the result, which is of class "
+        f"{_path(type(result))}: {_shown(error)}. Return something that pickle supports.\n{trace}",
+        RuntimeError,
+    )
+
+
+def not_unpickled(data: bytes, error: Exception) -> Any:
+    """Return what stands for a message that this worker cannot unpickle.
+
+    :param data: the pickle: a call, a result, or the exception of a called function.
+    :param error: the error of pickle, or of the code that it has run.
+    :raises ResultError: it is a result.
+    """
+    kind, strings, classes = _scanned(data)
+    if kind == "PythonUDF":
+        function = ".".join(strings[:2])
+        return torch_internals.raising_call(RuntimeError(_text_for_call(function, error, classes)))
+    if kind == "RemoteException":
+        text = strings[0] if strings else ""
+        named = _WORKER.match(text)
+        callee = repr(named["name"]) if named else UNKNOWN_WORKER
+        me = _me()
+        return torch_internals.remote_exception(
+            f"worker {me} cannot unpickle the exception that a function has raised on {callee}: "
+            f"{_why(error, me, classes)} The exception itself:\n{text}",
+            ResultError,
+        )
+    raise ResultError(_text(error, classes)) from error
+
+
+def with_exception(data: bytes, result: AttributeError) -> Any:
+    """Return what stands for a message for which torch's unpickler has returned an ``AttributeError``.
+
+    It is ``result``, which becomes an error later, unless the message is an exception whose class this
+    worker lacks: the exception's text is part of that error.
+    """
+    reason = torch_internals.why_not_unpickled(result)
+    if reason is None or _settings.returns_unpickling_errors():
+        return result
+    return not_unpickled(data, reason) if _scanned(data)[0] == "RemoteException" else result
+
+
+def _text(reason: Exception, classes: Iterable[str]) -> str:
     agent = torch_internals.current_agent()
-    me = repr(agent.get_worker_info().name)
+    me = _me()
     # This project's own agents, and its agents in front of torch's, know which worker has answered.
     answering = getattr(agent, "answering_worker", None)
-    callee = (answering and answering()) or "the worker that it called"
-    head = f"worker {me} cannot unpickle the result that it got from {callee}: "
-    tail = (
-        f"{_settings.UNPICKLING_ERRORS}=return returns such an error as the result, as torch does."
-    )
+    callee = (answering and answering()) or UNKNOWN_WORKER
+    tail = ""
+    if isinstance(reason, AttributeError):
+        variable = _settings.UNPICKLING_ERRORS
+        tail = f" {variable}=return returns such an error as the result, as torch does."
+    why = _why(reason, me, classes)
+    return f"worker {me} cannot unpickle the result that it got from {callee}: {why}{tail}"
+
+
+def _text_for_call(function: str, reason: Exception, classes: Iterable[str]) -> str:
+    me = _me()
+    return f"worker {me} cannot unpickle the call of {function}: {_why(reason, me, classes)}"
+
+
+def _why(reason: Exception, me: str, classes: Iterable[str]) -> str:
+    """Return the reason why something cannot be unpickled, and what to do."""
     missing = _MISSING.search(str(reason))
-    if missing is None:
-        return f"{head}AttributeError: {reason}. Return something else. {tail}"
-    name, module = missing["name"], missing["module"]
-    return (
-        f"{head}module {module!r} has no {name!r} on {me}. Import or define {module}.{name} on both "
-        f"workers, in a module that both can import, or return something else. {tail}"
-    )
+    if isinstance(reason, AttributeError) and missing is not None:
+        name, module = missing["name"], missing["module"]
+        return (
+            f"module {module!r} has no {name!r} on {me}. Import or define {module}.{name} on both "
+            "workers, in a module that both can import, or send something else."
+        )
+    if isinstance(reason, ImportError) and reason.name:
+        needed = [path for path in classes if path.startswith(f"{reason.name}.")]
+        what = f", which has {', '.join(needed)}" if needed else ""
+        return (
+            f"{me} cannot import the module {reason.name!r}{what}: {reason}. Install it there, or send "
+            "something else."
+        )
+    those = [path for path in classes if not path.startswith(_ALWAYS_THERE)]
+    what = f" (the pickle names {', '.join(those)})" if those else ""
+    return f"{_shown(reason)}{what}. Send something that can be unpickled on {me}."
+
+
+def _scanned(data: bytes) -> tuple[str, list[str], list[str]]:
+    """Read a pickle without executing it.
+
+    :returns: the class of torch's that it begins with, or an empty text; the texts that follow it; the
+        functions and classes that it names.
+    """
+    strings: list[str] = []
+    classes: list[str] = []
+    stack: list[str] = []  # the texts, as STACK_GLOBAL takes them
+    memo: list[str | None] = []
+    last: str | None = None
+    with contextlib.suppress(ValueError):  # malformed: what has been read is what is known
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name in _TEXTS:
+                last = str(argument)
+                strings.append(last)
+                stack.append(last)
+            elif opcode.name == "MEMOIZE":
+                memo.append(last)
+            elif opcode.name in {"BINGET", "LONG_BINGET"} and isinstance(argument, int):
+                known = memo[argument] if argument < len(memo) else None
+                if known is not None:
+                    stack.append(known)
+            elif opcode.name == "STACK_GLOBAL":
+                classes.append(".".join(stack[-2:]))
+                last = None
+            elif opcode.name != "FRAME":
+                last = None
+            if len(classes) > _MOST_CLASSES:
+                break
+    kind = strings[1] if strings[:1] == [torch_internals.PICKLED_FROM] and len(strings) > 1 else ""
+    return kind, strings[2:], list(dict.fromkeys(classes))
+
+
+def _me() -> str:
+    return repr(torch_internals.current_agent().get_worker_info().name)
+
+
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _path(class_: type) -> str:
+    return f"{class_.__module__}.{class_.__qualname__}"
 
 
 def _unescaped(text: str) -> str:

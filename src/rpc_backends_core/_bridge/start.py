@@ -12,7 +12,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import rref_proxy
 
 from rpc_backends_core import _resolve
-from rpc_backends_core._bridge import results, stop, torch_internals
+from rpc_backends_core._bridge import calls, results, stop, torch_internals
 from rpc_backends_core._bridge.running import log_start
 from rpc_backends_core._bridge.session import start_session
 from rpc_backends_core._record import ResolvedBackend
@@ -22,7 +22,7 @@ logger = logging.getLogger("rpc_backends")
 
 #: What torch imports with the first call and the first error of a call, and what shutdown() needs. It is
 #: imported now, because nothing can be imported when the process has no descriptors left.
-NEEDED_LATER = (rref_proxy, encodings.unicode_escape, results, stop)
+NEEDED_LATER = (rref_proxy, encodings.unicode_escape, calls, results, stop)
 #: Worker ids are 16 bits, signed, in torch.
 _MAX_RANK = 32767
 

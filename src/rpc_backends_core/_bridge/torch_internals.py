@@ -122,8 +122,23 @@ NAMES = (
         "a result that cannot be unpickled is returned as an AttributeError",
     ),
     PrivateName(
+        "torch.distributed.rpc.internal._internal_rpc_pickler",
+        "pickles results, and unpickles calls and results",
+        "import torch leaves torch's RPC unchanged",
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal.PythonUDF",
+        "a call of a Python function, made for a call that cannot be unpickled",
+        "the caller gets torch's error, which does not name the worker",
+    ),
+    PrivateName(
         "torch.distributed.rpc.internal.RemoteException",
         "the exception of a called function, with its text and type",
+        "import torch leaves torch's RPC unchanged",
+    ),
+    PrivateName(
+        "torch.distributed.rpc.PyRRef",
+        "the class of RRefs in C++; its methods limit timeouts, and name the owner in errors",
         "import torch leaves torch's RPC unchanged",
     ),
     PrivateName(
@@ -304,6 +319,29 @@ def why_not_unpickled(result: AttributeError) -> AttributeError | None:
     pickler = rpc.internal._InternalRPCPickler
     catcher = cause.__traceback__.tb_frame.f_code
     return cause if catcher is pickler.deserialize.__code__ else None
+
+
+#: The module whose classes torch's pickles of calls and of exceptions begin with.
+PICKLED_FROM = "torch.distributed.rpc.internal"
+
+
+def is_remote_exception(result: Any) -> bool:
+    """Return whether a result stands for an exception of the called function."""
+    return isinstance(result, rpc.internal.RemoteException)
+
+
+def remote_exception(text: str, kind: type[BaseException]) -> Any:
+    """Return the result that stands for an exception of the called function."""
+    return rpc.internal.RemoteException(text, kind)
+
+
+def raising_call(error: Exception) -> Any:
+    """Return a call that torch runs like one that it has unpickled, and that raises ``error``."""
+    return rpc.internal.PythonUDF(_raise, (error,), {})
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def with_text(error: Any, change: Callable[[str], str]) -> Any:

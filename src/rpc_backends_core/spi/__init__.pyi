@@ -5,6 +5,7 @@ from rpc_backends_core._backend import Backend as Backend
 from rpc_backends_core._backend import Capability as Capability
 from rpc_backends_core._bridge import torch_internals as torch_internals
 from rpc_backends_core._bridge.agents import RankMappingMixin as RankMappingMixin
+from rpc_backends_core._bridge.agents import check_arguments as check_arguments
 from rpc_backends_core._bridge.agents import group_for as group_for
 from rpc_backends_core._bridge.agents import worker_info as worker_info
 from rpc_backends_core._bridge.session import NEVER as NEVER
@@ -16,6 +17,7 @@ from rpc_backends_core._contract import Agent as Agent
 from rpc_backends_core._contract import ConstructOptionsHandler as ConstructOptionsHandler
 from rpc_backends_core._contract import InitBackendHandler as InitBackendHandler
 from rpc_backends_core._contract import LeavingAgent as LeavingAgent
+from rpc_backends_core._errors import ArgumentError as ArgumentError
 from rpc_backends_core._errors import BackendConflictError as BackendConflictError
 from rpc_backends_core._errors import BackendContractError as BackendContractError
 from rpc_backends_core._errors import BackendDeniedError as BackendDeniedError
@@ -60,6 +62,7 @@ __all__ = [
     "SPI_VERSION",
     "STORE_TIMEOUT",
     "Agent",
+    "ArgumentError",
     "Backend",
     "BackendConflictError",
     "BackendContractError",
@@ -88,6 +91,7 @@ __all__ = [
     "StoreError",
     "UnknownBackendError",
     "at_exit",
+    "check_arguments",
     "check_option_names",
     "current_session",
     "device_maps",

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "agent/core.h"
+#include "rpc/futures.h"
 #include "rpc_backends_agents/python.h"
 
 namespace rpc_backends {
@@ -46,7 +47,8 @@ TransportAgent::SentCall TransportAgent::send_call(const WorkerInfo& to, c10::in
   }
   auto timeout = rpcTimeout_.load();
   if (rpc_timeout_seconds != rpc::kUnsetRpcTimeout) {
-    timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
+    timeout =
+        std::chrono::milliseconds(static_cast<int64_t>(representable(rpc_timeout_seconds) * rpc::kSecToMsConversion));
     if (rpc_timeout_seconds > 0 && timeout.count() == 0) {
       timeout = std::chrono::milliseconds(1);  // 0 would mean no timeout
     }

@@ -13,6 +13,7 @@
 #include "intercept/intercepted_call.h"
 #include "record/recorder.h"
 #include "record/telemetry.h"
+#include "rpc/futures.h"
 #include "rpc/message_kinds.h"
 #include "rpc/own_rrefs.h"
 #include "rpc_backends_agents/python.h"
@@ -188,6 +189,30 @@ FuturePtr with_own_rref_failed(const rpc::RRefId& rref, const FuturePtr& answer)
   });
 }
 
+// Returns a future whose error names the worker called, if the error is TensorPipe's own, such as "eof".
+FuturePtr with_callee_named(const std::string& callee, const FuturePtr& answer) {
+  auto shown = answer->createInstance(answer->elementType());
+  answer->addCallback([callee, shown](JitFuture& done) {
+    contained("in a callback at the end of a call", [&] {
+      if (!done.hasError()) {
+        shown->markCompleted(done.constValue(), done.storages());
+        return;
+      }
+      const std::string text = done.tryRetrieveErrorMessage();
+      if (text.substr(0, text.find('\n')).find("(this error originated at tensorpipe/") == std::string::npos) {
+        shown->setError(done.exception_ptr());
+        return;
+      }
+      shown->setError(std::make_exception_ptr(std::runtime_error(
+          c10::str("RPC to '", callee, "' failed: the connection to '", callee,
+                   "' is lost. Its process has ended or has left the group, or the network is down; look at its "
+                   "output. TensorPipe: ",
+                   text))));
+    });
+  });
+  return shown;
+}
+
 }  // namespace
 
 InterceptingAgent::InterceptingAgent(std::shared_ptr<RpcAgent> inner)
@@ -216,6 +241,7 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
   if (inner_->getRpcTimeout() != default_timeout) {
     inner_->setRpcTimeout(default_timeout);  // Python sets the timeout of the installed agent only
   }
+  rpc_timeout_seconds = representable(rpc_timeout_seconds);
   auto timeout = default_timeout;
   if (rpc_timeout_seconds != rpc::kUnsetRpcTimeout) {
     timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
@@ -223,6 +249,9 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
   const auto asked = watch_classes(*message);
   const auto own_rref = to.id_ == workerInfo_.id_ ? fork_of(inspect(*message)) : std::nullopt;
   auto answer = record_and_send(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
+  if (!transport_agent_) {
+    answer = with_callee_named(to.name_, answer);
+  }
   if (own_rref) {
     answer = with_own_rref_failed(*own_rref, answer);
   }

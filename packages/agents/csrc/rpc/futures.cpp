@@ -15,6 +15,8 @@ namespace rpc = torch::distributed::rpc;
 
 namespace {
 
+// Seconds (24 days). torch's agents keep timeouts as milliseconds in 32 bits, and a longer one becomes negative.
+constexpr float kLongestTimeout = 2147483.0F;
 constexpr const char* kInCallback = "in a callback at the end of a call";
 
 }  // namespace
@@ -27,6 +29,10 @@ void complete(const FuturePtr& future, c10::IValue value,
 
 void fail(const FuturePtr& future, const std::string& text) {
   contained(kInCallback, [&] { future->setError(std::make_exception_ptr(std::runtime_error(text))); });
+}
+
+float representable(float timeout) {
+  return timeout <= kLongestTimeout ? timeout : kLongestTimeout;  // also if it is not a number
 }
 
 std::string timeout_text(std::chrono::milliseconds timeout) {

@@ -17,6 +17,9 @@ void complete(const FuturePtr& future, c10::IValue value,
               std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> on_devices);
 void fail(const FuturePtr& future, const std::string& text);
 
+// A timeout of a call that torch can represent, in seconds: infinity, for example, becomes 24 days.
+float representable(float timeout);
+
 // The error text of a call that has timed out.
 std::string timeout_text(std::chrono::milliseconds timeout);
 

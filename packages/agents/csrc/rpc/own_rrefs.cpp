@@ -44,9 +44,10 @@ bool wait_for(rpc::JitFuture& future, float seconds) {
                                       [&] { return completion->is_there; });
 }
 
-// Without a timeout it is torch's to_here(). Called without the GIL.
-py::object to_here(const rpc::PyRRef& rref, float timeout) {
+// Waits with a time limit for the value of an RRef of this worker.
+void wait_for_own(const rpc::PyRRef& rref, float timeout) {
   if (timeout > 0 && rref.isOwner()) {
+    const py::gil_scoped_release without_gil;
     const auto owned = rpc::fromRRefInterface(rref.toIValue().toRRef());
     // torch's to_here() throws if the creation has timed out.
     if (owned && !owned->getTimedOut() && !owned->hasValue() && !wait_for(*owned->getFuture(), timeout)) {
@@ -54,7 +55,6 @@ py::object to_here(const rpc::PyRRef& rref, float timeout) {
           timeout_text(std::chrono::milliseconds(static_cast<int64_t>(timeout * rpc::kSecToMsConversion))));
     }
   }
-  return rref.toHere(timeout);
 }
 
 }  // namespace
@@ -72,9 +72,13 @@ void limit_own_to_here() {
   const auto words = py::cast<std::string>(py::str(type.attr("to_here").attr("__doc__")));
   py::options options;
   options.disable_function_signatures();  // the text of torch begins with the signature
-  type.attr("to_here") =
-      py::cpp_function(&to_here, py::name("to_here"), py::is_method(type), py::arg("timeout") = rpc::kUnsetRpcTimeout,
-                       py::call_guard<py::gil_scoped_release>(), py::doc(words.c_str()));
+  const py::object before = type.attr("to_here");
+  const auto to_here = [before](const py::object& rref, float timeout) {
+    wait_for_own(rref.cast<const rpc::PyRRef&>(), timeout);
+    return before(rref, timeout);
+  };
+  type.attr("to_here") = py::cpp_function(to_here, py::name("to_here"), py::is_method(type),
+                                          py::arg("timeout") = rpc::kUnsetRpcTimeout, py::doc(words.c_str()));
 }
 
 }  // namespace rpc_backends

@@ -155,6 +155,8 @@ def parse_state(document: Any) -> WorkerState:
 
     :raises NoStateError: the document is not a state.
     """
+    if not isinstance(document, dict):
+        raise NoStateError("it is not a JSON object")
     try:
         if document["version"] != _VERSION:
             raise NoStateError(

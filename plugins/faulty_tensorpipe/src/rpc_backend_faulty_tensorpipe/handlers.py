@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.rpc._testing import FaultyTensorPipeAgent, FaultyTensorPipeRpcBackendOptions
 
 from rpc_backend_faulty_tensorpipe.options import construct_rpc_backend_options
 from rpc_backend_tensorpipe.agents import StaticGroupAgent, start_static_agent
-from rpc_backends_core.spi import Backend, Capability, Group, RankMappingMixin, group_for
+from rpc_backends_core.spi import (
+    Backend,
+    Capability,
+    Group,
+    RankMappingMixin,
+    check_arguments,
+    group_for,
+)
 
 
 class FaultyTensorPipeStaticAgent(StaticGroupAgent, FaultyTensorPipeAgent):
@@ -34,16 +40,12 @@ def init_backend(
         on ``store``.
 
     :returns: the agent, running and set as torch's current agent.
-    :raises TypeError: ``store`` or ``rpc_backend_options`` has the wrong type.
+    :raises ArgumentError: ``store`` or ``rpc_backend_options`` has the wrong type.
     :raises ValueError: ``world_size`` is missing.
     """
-    if not isinstance(store, dist.Store):
-        raise TypeError(f"`store` must be a c10d::Store. {store}")
-    if not isinstance(rpc_backend_options, FaultyTensorPipeRpcBackendOptions):
-        raise TypeError(
-            "`rpc_backend_options` must be a `FaultyTensorPipeRpcBackendOptions`, got "
-            f"{type(rpc_backend_options).__name__}: {rpc_backend_options}"
-        )
+    check_arguments(
+        "FAULTY_TENSORPIPE", store, rpc_backend_options, FaultyTensorPipeRpcBackendOptions
+    )
     if not world_size:
         raise ValueError(
             f"worker {name!r} passed no world_size, and FAULTY_TENSORPIPE has no dynamic groups: torch's "

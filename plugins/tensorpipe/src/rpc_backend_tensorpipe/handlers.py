@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.rpc import TensorPipeRpcBackendOptions
 from torch.distributed.rpc.constants import DEFAULT_NUM_WORKER_THREADS
 
-from rpc_backends_core.spi import Backend, Capability, Group, group_for
+from rpc_backends_core.spi import Backend, Capability, Group, check_arguments, group_for
 
 
 def construct_rpc_backend_options(
@@ -55,16 +54,10 @@ def init_backend(
     :param group: the group that ``init_rpc`` has formed; with None, this joins a group on ``store``.
 
     :returns: the agent, running and set as torch's current agent.
-    :raises TypeError: ``store`` or ``rpc_backend_options`` has the wrong type.
+    :raises ArgumentError: ``store`` or ``rpc_backend_options`` has the wrong type.
     :raises ValueError: a worker's device maps are wrong; all workers of a static group get this error.
     """
-    if not isinstance(store, dist.Store):
-        raise TypeError(f"`store` must be a c10d::Store. {store}")
-    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
-        raise TypeError(
-            "`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`, got "
-            f"{type(rpc_backend_options).__name__}: {rpc_backend_options}"
-        )
+    check_arguments("TENSORPIPE", store, rpc_backend_options, TensorPipeRpcBackendOptions)
     # Only the module in use is imported: the other import would add a fifth to the start-up time.
     if world_size:
         from rpc_backend_tensorpipe import static_group as kind

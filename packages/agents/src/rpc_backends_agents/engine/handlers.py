@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch.distributed as dist
-
 from rpc_backends_agents.engine.options import EngineOptions
 from rpc_backends_agents.start import Settings, start_agent
-from rpc_backends_core.spi import Backend, Capability, Group, group_for
+from rpc_backends_core.spi import Backend, Capability, Group, check_arguments, group_for
 
 #: What the agent provides on each transport that reports lost peers.
 CAPABILITIES = frozenset(
@@ -80,14 +78,8 @@ def init_handler(
         rpc_backend_options: Any,
         group: Group | None = None,
     ) -> Any:
-        if not isinstance(store, dist.Store):
-            raise TypeError(f"store is {store!r}; it must be a torch.distributed.Store.")
         options = rpc_backend_options
-        if not isinstance(options, options_type):
-            raise TypeError(
-                f"rpc_backend_options is a {type(options).__name__}; {options_type.BACKEND} takes "
-                f"only {options_type.__name__}."
-            )
+        check_arguments(options_type.BACKEND, store, options, options_type)
         if world_size is None and not dynamic_groups:
             raise ValueError(
                 f"{options_type.BACKEND} has no dynamic groups. Pass world_size to init_rpc."
@@ -104,6 +96,6 @@ def init_handler(
     :param group: the group that ``init_rpc`` has formed. If None, the worker forms or joins one through
         ``store``.
     :returns: the agent, started and installed as the current one.
-    :raises TypeError: ``store`` or ``rpc_backend_options`` has the wrong type.
+    :raises ArgumentError: ``store`` or ``rpc_backend_options`` has the wrong type.
     """
     return init_backend
