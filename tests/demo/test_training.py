@@ -98,7 +98,9 @@ def test_training_reaches_the_goal(backend: str, processes: Callable[[], list[in
     assert processes() == []
 
 
-@pytest.mark.parametrize("backend", list(FAULTS))
+@pytest.mark.parametrize(
+    "backend", ["ZEROMQ", pytest.param("FAULTY_TENSORPIPE", marks=pytest.mark.thorough)]
+)
 def test_each_call_fails_as_often_as_planned(tmp_path: Path, backend: str) -> None:
     prepare(tmp_path, seed=0)
     faults = FAULTS[backend]
@@ -166,7 +168,7 @@ def test_the_error_shows_a_failing_workers_traceback(
     assert processes() == []
 
 
-@pytest.mark.parametrize("name", [SERVER, "trainer-1"])
+@pytest.mark.parametrize("name", [SERVER, pytest.param("trainer-1", marks=pytest.mark.thorough)])
 def test_a_killed_worker_ends_the_run(
     plan: Plan, processes: Callable[[], list[int]], name: str
 ) -> None:
@@ -188,7 +190,9 @@ def test_silence_ends_the_run(plan: Plan, processes: Callable[[], list[int]]) ->
     assert processes() == []
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    "name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.thorough), "SIGKILL"]
+)
 def test_no_worker_outlives_the_console(name: str, processes: Callable[[], list[int]]) -> None:
     with started(
         [*DEMO, "--epochs", "1000", "--backend", "TENSORPIPE"],

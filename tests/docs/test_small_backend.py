@@ -41,8 +41,8 @@ def report(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_the_small_backend_passes_the_first_chapter(tmp_path: Path) -> None:
-    found = report(tmp_path, "--chapter", "calls")
+def test_the_small_backend_passes_a_part_of_the_first_chapter(tmp_path: Path) -> None:
+    found = report(tmp_path, "--chapter", "calls", "-k", "test_builtin or exception")
     assert found["verdict"] == "partial"
     assert {result["chapter"] for result in found["results"]} == {"calls"}
 
