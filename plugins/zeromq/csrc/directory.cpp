@@ -19,17 +19,17 @@ void Directory::forget(int worker) {
   std::lock_guard<std::mutex> lock(mutex_);
   left_.insert(worker);
   max_messages_.erase(worker);
-  const auto found = keys_.find(worker);
-  if (found != keys_.end()) {
-    owners_.erase(found->second);
-    keys_.erase(found);
+  const auto entry = keys_.find(worker);
+  if (entry != keys_.end()) {
+    owners_.erase(entry->second);
+    keys_.erase(entry);
   }
 }
 
 std::optional<int> Directory::owner(const std::string& key) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = owners_.find(key);
-  return found == owners_.end() ? std::nullopt : std::optional<int>(found->second);
+  const auto entry = owners_.find(key);
+  return entry == owners_.end() ? std::nullopt : std::optional<int>(entry->second);
 }
 
 bool Directory::admits(int worker) const {
@@ -44,8 +44,8 @@ void Directory::limit(int worker, uint64_t max_message) {
 
 uint64_t Directory::max_message(int worker) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = max_messages_.find(worker);
-  return found == max_messages_.end() ? UINT64_MAX : found->second;
+  const auto entry = max_messages_.find(worker);
+  return entry == max_messages_.end() ? UINT64_MAX : entry->second;
 }
 
 size_t Directory::size() const {

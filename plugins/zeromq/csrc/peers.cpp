@@ -62,10 +62,10 @@ void Peers::learn(int peer, const Endpoint& endpoint, const Credentials& credent
     report_loss(peer, loss);
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = peers_.find(peer);
-  if (found != peers_.end() && found->second.lost && !found->second.connection) {
-    found->second.failures = 0;
-    schedule_reconnect(peer, found->second, kFirstPause);
+  const auto entry = peers_.find(peer);
+  if (entry != peers_.end() && entry->second.lost && !entry->second.connection) {
+    entry->second.failures = 0;
+    schedule_reconnect(peer, entry->second, kFirstPause);
   }
 }
 
@@ -73,12 +73,12 @@ void Peers::forget(int peer) {
   std::shared_ptr<Connection> connection;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = peers_.find(peer);
-    if (found == peers_.end()) {
+    const auto entry = peers_.find(peer);
+    if (entry == peers_.end()) {
       return;
     }
-    connection = std::move(found->second.connection);
-    peers_.erase(found);
+    connection = std::move(entry->second.connection);
+    peers_.erase(entry);
   }
   if (connection) {
     connection->close(0);
@@ -89,12 +89,12 @@ void Peers::send(int peer, Parts parts) {
   std::shared_ptr<Connection> connection;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = peers_.find(peer);
-    if (self_ == -1 || found == peers_.end()) {
+    const auto entry = peers_.find(peer);
+    if (self_ == -1 || entry == peers_.end()) {
       throw TransportError(self_ == -1 ? "the transport has not been started"
                                        : called(peer) + " is not known to this worker");
     }
-    Peer& known = found->second;
+    Peer& known = entry->second;
     if (known.lost) {
       throw TransportError(called(peer) + " is lost: " + known.reason);
     }
@@ -110,24 +110,24 @@ void Peers::send(int peer, Parts parts) {
 
 std::string Peers::loss_reason(int peer, const Connection& connection) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = peers_.find(peer);
-  const bool known = found != peers_.end() && found->second.lost;
-  return known ? found->second.reason : "the connection to " + connection.endpoint().text() + " has ended";
+  const auto entry = peers_.find(peer);
+  const bool known = entry != peers_.end() && entry->second.lost;
+  return known ? entry->second.reason : "the connection to " + connection.endpoint().text() + " has ended";
 }
 
 void Peers::end_connection(int peer, const std::string& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = peers_.find(peer);
-  if (found != peers_.end() && found->second.connection) {
-    found->second.connection->end(reason);
+  const auto entry = peers_.find(peer);
+  if (entry != peers_.end() && entry->second.connection) {
+    entry->second.connection->end(reason);
   }
 }
 
 void Peers::hint(int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = peers_.find(peer);
-  if (found != peers_.end() && found->second.lost && !found->second.connection) {
-    schedule_reconnect(peer, found->second, kFirstPause);
+  const auto entry = peers_.find(peer);
+  if (entry != peers_.end() && entry->second.lost && !entry->second.connection) {
+    schedule_reconnect(peer, entry->second, kFirstPause);
   }
 }
 
@@ -182,8 +182,8 @@ std::shared_ptr<Connection> Peers::open_connection(int id, const Peer& peer) {
 }
 
 Peers::Peer* Peers::owner_of(const std::shared_ptr<Connection>& connection) {
-  const auto found = peers_.find(connection->peer());
-  return found != peers_.end() && found->second.connection == connection ? &found->second : nullptr;
+  const auto entry = peers_.find(connection->peer());
+  return entry != peers_.end() && entry->second.connection == connection ? &entry->second : nullptr;
 }
 
 void Peers::on_up(const std::shared_ptr<Connection>& connection) {
@@ -230,13 +230,13 @@ uint64_t Peers::lose(Peer& peer, const std::string& reason) {
 
 void Peers::report_loss(int id, uint64_t loss) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = peers_.find(id);
+  const auto entry = peers_.find(id);
   // A forgotten peer is not awaited, and a peer that is learned again is a different one.
-  if (found != peers_.end() && found->second.loss == loss) {
+  if (entry != peers_.end() && entry->second.loss == loss) {
     Event event;
     event.kind = Event::Kind::kLost;
     event.peer = id;
-    event.reason = found->second.reason;
+    event.reason = entry->second.reason;
     services_.inbox.push(std::move(event));
   }
 }
@@ -249,11 +249,11 @@ void Peers::schedule_reconnect(int id, Peer& peer, Clock::duration wait) {
 
 void Peers::reconnect(int id, uint64_t attempt) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = peers_.find(id);
-  if (closed_ || found == peers_.end() || found->second.attempt != attempt || found->second.connection) {
+  const auto entry = peers_.find(id);
+  if (closed_ || entry == peers_.end() || entry->second.attempt != attempt || entry->second.connection) {
     return;
   }
-  Peer& peer = found->second;
+  Peer& peer = entry->second;
   try {
     peer.connection = open_connection(id, peer);
   } catch (const TransportError&) {  // no socket can be made now

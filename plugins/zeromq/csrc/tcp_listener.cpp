@@ -76,9 +76,9 @@ std::string TcpListener::bind(const std::string& endpoint) {
 
 void TcpListener::reply(int peer, Packed& message) {
   Lock lock(mutex_);
-  const auto found = by_peer_.find(peer);
-  while (socket_ && found != by_peer_.end() && !found->second.empty()) {
-    Caller* const newest = found->second.back();
+  const auto callers = by_peer_.find(peer);
+  while (socket_ && callers != by_peer_.end() && !callers->second.empty()) {
+    Caller* const newest = callers->second.back();
     if (message.send(*socket_, newest->route.text)) {
       settle(std::move(lock));
       return;
@@ -96,9 +96,9 @@ void TcpListener::reply(int peer, Packed& message) {
 
 void TcpListener::forget(int peer) {
   Lock lock(mutex_);
-  const auto found = by_peer_.find(peer);
-  if (found != by_peer_.end()) {
-    for (Caller* const caller : found->second) {
+  const auto callers = by_peer_.find(peer);
+  if (callers != by_peer_.end()) {
+    for (Caller* const caller : callers->second) {
       caller->closed = "worker " + std::to_string(peer) + " has left the group";
     }
   }
@@ -106,11 +106,11 @@ void TcpListener::forget(int peer) {
 
 void TcpListener::reject(int peer, const std::string& reason) {
   Lock lock(mutex_);
-  const auto found = by_peer_.find(peer);
-  if (!socket_ || found == by_peer_.end()) {
+  const auto callers = by_peer_.find(peer);
+  if (!socket_ || callers == by_peer_.end()) {
     return;
   }
-  for (Caller* const caller : found->second) {
+  for (Caller* const caller : callers->second) {
     if (caller->closed.empty()) {
       ++counters_.rejected;
       close_caller(*caller, reason);
@@ -179,8 +179,8 @@ SocketSource::Read TcpListener::read_one() {
 
 // Returns the caller whose message begins with `name` and `first`; null if the message must be dropped.
 TcpListener::Caller* TcpListener::find(Frame& name, const Frame& first) {
-  const auto found = callers_.find(std::string(name.data(), name.size()));
-  Caller* const caller = found == callers_.end() ? admit(name, first) : found->second.get();
+  const auto entry = callers_.find(std::string(name.data(), name.size()));
+  Caller* const caller = entry == callers_.end() ? admit(name, first) : entry->second.get();
   // The handshake authenticated the user; the name is only a claim.
   if (caller == nullptr || caller->user != user_of(first)) {
     return nullptr;

@@ -46,15 +46,15 @@ UnixListener::~UnixListener() {
 void UnixListener::bind(const std::string& path) {
   const Endpoint endpoint("ipc://" + path);
   auto socket = open_unix_socket();
-  struct stat found{};
+  struct stat status{};
   if (::bind(socket->get(), endpoint.address(), endpoint.address_size()) != 0 ||
-      ::listen(socket->get(), kBacklog) != 0 || (path[0] != '@' && ::lstat(path.c_str(), &found) != 0)) {
+      ::listen(socket->get(), kBacklog) != 0 || (path[0] != '@' && ::lstat(path.c_str(), &status) != 0)) {
     throw BindError(errno, endpoint.text());
   }
   socket_ = std::move(socket);
   path_ = path;
-  device_ = found.st_dev;
-  number_ = found.st_ino;
+  device_ = status.st_dev;
+  number_ = status.st_ino;
   services_.event_loop.post([weak = weak_from_this()] {
     if (const auto listener = weak.lock()) {
       listener->watch();
@@ -71,11 +71,11 @@ bool UnixListener::reply(int peer, Parts& parts) {
   std::shared_ptr<UnixStream> stream;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = callers_.find(peer);
-    if (found == callers_.end() || found->second.empty()) {
+    const auto caller = callers_.find(peer);
+    if (caller == callers_.end() || caller->second.empty()) {
       return false;
     }
-    stream = found->second.back().stream;
+    stream = caller->second.back().stream;
   }
   if (!stream->send(std::move(parts))) {
     throw TransportError("worker " + std::to_string(peer) + " has closed the connection that carried the request");
@@ -124,10 +124,10 @@ void UnixListener::close(double linger) {
 }
 
 void UnixListener::remove_file() {
-  struct stat found{};
+  struct stat status{};
   // Another process may listen there by now.
-  if (!path_.empty() && path_[0] != '@' && ::lstat(path_.c_str(), &found) == 0 && found.st_dev == device_ &&
-      found.st_ino == number_) {
+  if (!path_.empty() && path_[0] != '@' && ::lstat(path_.c_str(), &status) == 0 && status.st_dev == device_ &&
+      status.st_ino == number_) {
     ::unlink(path_.c_str());
   }
   path_.clear();
@@ -279,8 +279,8 @@ void UnixListener::admit(uint64_t id, const Greeting& greeting, int worker) {
   std::string proof;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = answers_.find(worker);
-    proof = found == answers_.end() ? "" : found->second;
+    const auto entry = answers_.find(worker);
+    proof = entry == answers_.end() ? "" : entry->second;
   }
   Pending& pending = pending_.at(id);
   const Answer answer = answer_with("", proof);
@@ -351,13 +351,13 @@ void UnixListener::on_end(int worker, uint64_t time, const std::string& reason) 
   {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<Caller>& of_peer = callers_[worker];
-    const auto found =
+    const auto entry =
         std::find_if(of_peer.begin(), of_peer.end(), [&](const Caller& caller) { return caller.time == time; });
-    if (found == of_peer.end()) {
+    if (entry == of_peer.end()) {
       return;
     }
-    ended = found->stream;
-    of_peer.erase(found);
+    ended = entry->stream;
+    of_peer.erase(entry);
     if (of_peer.empty()) {
       callers_.erase(worker);
     }

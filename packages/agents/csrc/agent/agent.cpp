@@ -65,8 +65,8 @@ DeviceMap TransportAgent::getDeviceMap(const WorkerInfo& to) const {
   if (maps == nullptr) {
     return {};
   }
-  const auto found = maps->requests.find(to.name_);
-  return found == maps->requests.end() ? DeviceMap() : found->second;
+  const auto map = maps->requests.find(to.name_);
+  return map == maps->requests.end() ? DeviceMap() : map->second;
 }
 
 const std::vector<c10::Device>& TransportAgent::getDevices() const {
@@ -134,11 +134,11 @@ void TransportAgent::shutdownImpl() {
 }
 
 std::unordered_map<std::string, std::string> TransportAgent::getMetrics() {
-  auto found = core_->metrics();
+  auto metrics = core_->metrics();
   if (isGILProfilingEnabled()) {
-    found.merge(core_->gil_metrics());
+    metrics.merge(core_->gil_metrics());
   }
-  return found;
+  return metrics;
 }
 
 std::string TransportAgent::listen() {
@@ -154,9 +154,9 @@ void TransportAgent::on_lost(std::function<void(int, const std::string&)> tell) 
 }
 
 std::unordered_map<std::string, std::string> TransportAgent::getDebugInfo() {
-  auto found = getMetrics();
-  found.merge(core_->debug_info());
-  return found;
+  auto info = getMetrics();
+  info.merge(core_->debug_info());
+  return info;
 }
 
 Members& TransportAgent::members() {

@@ -22,10 +22,10 @@ class Answers {
   // Adds an answer of kLarge bytes or more. `unsent` expires when the transport has released the message.
   void add(int peer, uint64_t bytes, std::weak_ptr<void> unsent) {
     std::lock_guard<std::mutex> lock(mutex_);
-    Peer& found = peers_[peer];
-    forget_sent(found);
-    found.unsent.emplace_back(bytes, std::move(unsent));
-    found.bytes += bytes;
+    Peer& receiver = peers_[peer];
+    forget_sent(receiver);
+    receiver.unsent.emplace_back(bytes, std::move(unsent));
+    receiver.bytes += bytes;
     any_ = true;
   }
 
@@ -35,14 +35,14 @@ class Answers {
       return false;
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = peers_.find(peer);
-    if (found == peers_.end()) {
+    const auto receiver = peers_.find(peer);
+    if (receiver == peers_.end()) {
       return false;
     }
-    forget_sent(found->second);
-    const bool is_behind = found->second.bytes > most_;
-    if (found->second.unsent.empty()) {
-      peers_.erase(found);
+    forget_sent(receiver->second);
+    const bool is_behind = receiver->second.bytes > most_;
+    if (receiver->second.unsent.empty()) {
+      peers_.erase(receiver);
       any_ = !peers_.empty();
     }
     return is_behind;

@@ -106,38 +106,38 @@ FuturePtr Calls::add(uint64_t id, Call call, Clock::time_point started, bool may
 }
 
 bool Calls::fits(int peer, uint64_t bytes) const {
-  const auto found = peers_.find(peer);
+  const auto of_peer = peers_.find(peer);
   // A call that is larger than the limit is sent alone.
-  return stopped_ || found == peers_.end() || found->second.unanswered == 0 ||
-         found->second.unanswered + bytes <= unanswered_bytes_;
+  return stopped_ || of_peer == peers_.end() || of_peer->second.unanswered == 0 ||
+         of_peer->second.unanswered + bytes <= unanswered_bytes_;
 }
 
 void Calls::fail_after(std::chrono::milliseconds delay, uint64_t id, const std::string& error) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = calls_.find(id);
-    if (found == calls_.end()) {
+    const auto call = calls_.find(id);
+    if (call == calls_.end()) {
       return;
     }
     const auto deadline = deadlines_.emplace(Clock::now() + delay, id);
-    forget_deadline(found->second);
-    found->second.timeout = delay;
-    found->second.deadline = deadline;
-    found->second.error = error;
+    forget_deadline(call->second);
+    call->second.timeout = delay;
+    call->second.deadline = deadline;
+    call->second.error = error;
   }
   alarm_.notify_one();
 }
 
 bool Calls::waits(uint64_t id, int peer) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = calls_.find(id);
-  return found != calls_.end() && found->second.peer == peer;
+  const auto call = calls_.find(id);
+  return call != calls_.end() && call->second.peer == peer;
 }
 
 std::optional<Calls::Call> Calls::take(uint64_t id, int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = calls_.find(id);
-  if (found == calls_.end() || found->second.peer != peer) {
+  const auto entry = calls_.find(id);
+  if (entry == calls_.end() || entry->second.peer != peer) {
     ++late_answers_;
     const auto of_peer = peers_.find(peer);
     if (of_peer != peers_.end()) {
@@ -149,8 +149,8 @@ std::optional<Calls::Call> Calls::take(uint64_t id, int peer) {
     }
     return std::nullopt;
   }
-  Call call = std::move(found->second);
-  calls_.erase(found);
+  Call call = std::move(entry->second);
+  calls_.erase(entry);
   give_back(peers_[peer], call.bytes);
   forget_deadline(call);
   return call;
@@ -253,11 +253,11 @@ void Calls::watch() {
     const auto now = Clock::now();
     std::vector<Call> late;
     while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-      const auto found = calls_.find(deadlines_.begin()->second);
-      if (found != calls_.end()) {
-        late.push_back(std::move(found->second));
-        contained("while giving up a call", [&] { give_up(found->first, late.back()); });
-        calls_.erase(found);
+      const auto entry = calls_.find(deadlines_.begin()->second);
+      if (entry != calls_.end()) {
+        late.push_back(std::move(entry->second));
+        contained("while giving up a call", [&] { give_up(entry->first, late.back()); });
+        calls_.erase(entry);
       }
       deadlines_.erase(deadlines_.begin());
     }

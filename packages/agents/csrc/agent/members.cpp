@@ -42,28 +42,28 @@ void Members::add(const std::string& name, int id) {
 
 void Members::remove(int id, const std::string& how) {
   std::unique_lock lock(mutex_);
-  const auto found = by_id_.find(id);
-  if (found == by_id_.end()) {
+  const auto member = by_id_.find(id);
+  if (member == by_id_.end()) {
     return;
   }
-  const auto named = by_name_.find(found->second->name_);
-  if (named != by_name_.end() && named->second == found->second) {
+  const auto named = by_name_.find(member->second->name_);
+  if (named != by_name_.end() && named->second == member->second) {
     by_name_.erase(named);
   }
-  left_.push_back({found->second, how});
-  by_id_.erase(found);
+  left_.push_back({member->second, how});
+  by_id_.erase(member);
 }
 
 const WorkerInfo* Members::find(const std::string& name) const {
   std::shared_lock lock(mutex_);
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : found->second.get();
+  const auto member = by_name_.find(name);
+  return member == by_name_.end() ? nullptr : member->second.get();
 }
 
 const WorkerInfo* Members::find(int id) const {
   std::shared_lock lock(mutex_);
-  const auto found = by_id_.find(id);
-  return found == by_id_.end() ? nullptr : found->second.get();
+  const auto member = by_id_.find(id);
+  return member == by_id_.end() ? nullptr : member->second.get();
 }
 
 template <typename Key>
@@ -113,9 +113,9 @@ std::vector<WorkerInfo> Members::all() const {
 
 const Members::Left* Members::find_left(int id) const {
   std::shared_lock lock(mutex_);
-  const auto found =
+  const auto former =
       std::find_if(left_.rbegin(), left_.rend(), [id](const Left& left) { return left.info->id_ == id; });
-  return found == left_.rend() ? nullptr : &*found;
+  return former == left_.rend() ? nullptr : &*former;
 }
 
 bool Members::has_left(int id) const {

@@ -46,8 +46,8 @@ TransportAgent::SentCall OutgoingCalls::send(const WorkerInfo& to, c10::intrusiv
   if (!device_map.empty()) {
     placement.map = &device_map;
   } else if (maps != nullptr) {
-    const auto found = maps->requests.find(to.name_);
-    placement.map = found == maps->requests.end() ? nullptr : &found->second;
+    const auto map = maps->requests.find(to.name_);
+    placement.map = map == maps->requests.end() ? nullptr : &map->second;
   }
   sender_.allow_ways(peer, placement);
   const std::optional<rpc::ForkId> rref = fork_of(inspect(*message));

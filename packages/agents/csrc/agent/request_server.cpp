@@ -398,8 +398,8 @@ Placement RequestServer::answer_placement(int peer, const DeviceMaps* maps) cons
   Placement placement{nullptr, [this, peer] { return agent_.members.called(peer); }, false};
   sender_.allow_ways(peer, placement);
   if (maps != nullptr) {
-    const auto found = maps->answers.find(peer);
-    placement.map = found == maps->answers.end() ? nullptr : &found->second;
+    const auto map = maps->answers.find(peer);
+    placement.map = map == maps->answers.end() ? nullptr : &map->second;
   }
   return placement;
 }

@@ -28,15 +28,15 @@ std::optional<ArrivingMessage::Whole> ArrivingMessage::add_piece(const PieceHead
   }
   add_streams(devices);
   const c10::MultiStreamGuard guard(streams_);
-  auto found = storages_.find(head.storage);
-  if (found == storages_.end()) {
+  auto entry = storages_.find(head.storage);
+  if (entry == storages_.end()) {
     reserve(head.storage_size);
     const auto pieces = static_cast<size_t>((head.storage_size - 1) / kPieceBytes + 1);
-    found =
+    entry =
         storages_.emplace(head.storage, Storage{empty_storage(head.storage_size, device), std::vector<bool>(pieces)})
             .first;
   }
-  Storage& storage = found->second;
+  Storage& storage = entry->second;
   const size_t number = static_cast<size_t>(head.offset / kPieceBytes);
   if (storage.memory.nbytes() != head.storage_size || storage.memory.device() != device || storage.arrived[number]) {
     throw BadFrame("a piece of a storage differs from the others, or came twice");
@@ -100,17 +100,17 @@ bool ArrivingMessage::drop() {
 
 std::shared_ptr<ArrivingMessage> ArrivingMessages::find(const Key& key) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = messages_.find(key);
-  if (found == messages_.end()) {
+  const auto entry = messages_.find(key);
+  if (entry == messages_.end()) {
     return nullptr;
   }
   peers_[key.peer].heard = Clock::now();
-  return found->second.message;
+  return entry->second.message;
 }
 
 std::shared_ptr<ArrivingMessage> ArrivingMessages::find_or_add(const Key& key) {
-  if (auto found = find(key)) {
-    return found;
+  if (auto message = find(key)) {
+    return message;
   }
   std::lock_guard<std::mutex> lock(mutex_);
   Peer& peer = peers_[key.peer];
@@ -128,12 +128,12 @@ std::shared_ptr<ArrivingMessage> ArrivingMessages::find_or_add(const Key& key) {
 
 void ArrivingMessages::reserve(const Key& key, uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = messages_.find(key);
-  if (found == messages_.end()) {
+  const auto entry = messages_.find(key);
+  if (entry == messages_.end()) {
     throw BadFrame("it was given up");
   }
   Peer& peer = peers_[key.peer];
-  if (bytes > message_bytes_ || found->second.bytes > message_bytes_ - bytes) {
+  if (bytes > message_bytes_ || entry->second.bytes > message_bytes_ - bytes) {
     throw BadFrame("its pieces have more bytes than max_message_bytes of the receiving worker, " +
                    std::to_string(message_bytes_));
   }
@@ -146,7 +146,7 @@ void ArrivingMessages::reserve(const Key& key, uint64_t bytes) {
     }
     peer.bytes += bytes;
   }
-  found->second.bytes += bytes;
+  entry->second.bytes += bytes;
 }
 
 // Call with the lock.
@@ -162,16 +162,16 @@ void ArrivingMessages::erase(std::map<Key, Entry>::iterator entry) {
 void ArrivingMessages::remove(const Key& key) {
   std::shared_ptr<ArrivingMessage> message;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  if (const auto found = messages_.find(key); found != messages_.end()) {
-    message = found->second.message;
-    erase(found);
+  if (const auto entry = messages_.find(key); entry != messages_.end()) {
+    message = entry->second.message;
+    erase(entry);
   }
 }
 
 void ArrivingMessages::lose(int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (const auto found = peers_.find(peer); found != peers_.end()) {
-    found->second.is_lost = true;
+  if (const auto entry = peers_.find(peer); entry != peers_.end()) {
+    entry->second.is_lost = true;
   }
 }
 
