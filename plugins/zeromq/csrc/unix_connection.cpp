@@ -22,6 +22,11 @@ std::string seconds_text(double seconds) {
   return text;
 }
 
+// Says what connect() has returned. A process that closes its socket removes the file, too.
+std::string why_refused(int error) {
+  return std::string(std::strerror(error)) + (error == ECONNREFUSED ? "; its process has ended" : "");
+}
+
 }  // namespace
 
 std::unique_ptr<Fd> open_unix_socket() {
@@ -118,10 +123,7 @@ void UnixConnection::connect() {
   if (errno == EAGAIN && !is_late) {
     later(kPause, &UnixConnection::connect);
   } else {
-    // A process that closes its socket removes the file, too.
-    const bool has_ended = errno == ECONNREFUSED;
-    report_end("cannot connect to " + endpoint_.text() + ": " + std::strerror(errno) +
-               (has_ended ? "; its process has ended" : ""));
+    report_end("cannot connect to " + endpoint_.text() + ": " + why_refused(errno));
   }
 }
 
@@ -227,7 +229,7 @@ std::string UnixConnection::why_it_ended(const std::string& reason) const {
   int error = 0;
   endpoint_.probe(error);
   return error != 0 && error != EAGAIN
-             ? "connection to " + endpoint_.text() + " lost; the peer no longer listens: " + std::strerror(error)
+             ? "connection to " + endpoint_.text() + " lost; the peer no longer listens: " + why_refused(error)
              : "connection reset by " + endpoint_.text();
 }
 

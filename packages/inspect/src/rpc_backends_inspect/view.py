@@ -47,7 +47,7 @@ def show(groups: Iterable[tuple[InspectedGroup, Sequence[Cause]]], *, stacks: bo
         if idle:
             noun = "worker has" if len(idle) == 1 else "workers have"
             names = _listed(f"{state.worker} (process {state.pid})" for state in idle)
-            out.print(f"{len(idle)} {noun} no calls in flight: {names}", soft_wrap=True)
+            out.print(f"{len(idle)} {noun} no calls in flight: {names}")
         out.print()
         for cause in causes:
             out.print(Text.assemble((f"{_TITLES[cause.kind]}: ", "bold"), f"{cause.text}."))
