@@ -30,18 +30,18 @@ LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 
 
 # The core is first, because the others depend on it. NATIVE are the distributions with C++.
 ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)))
-NATIVE := $(patsubst %/setup.py,%,$(wildcard $(ALL:%=%/setup.py)))
+NATIVE := $(patsubst %/CMakeLists.txt,%,$(wildcard $(ALL:%=%/CMakeLists.txt)))
 # Pure Python, but they depend on one of NATIVE, and are installed with them.
 ON_NATIVE := packages/inspect plugins/opentelemetry
 PURE := . $(filter-out $(NATIVE) $(ON_NATIVE),$(ALL))
 DISTRIBUTIONS := $(PURE) $(NATIVE) $(ON_NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
-NATIVE_FILES := $(NATIVE:%=%/setup.py) \
-    $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include plugins/*/src/*/include) -type f)
+NATIVE_FILES := CMakeLists.txt $(NATIVE:%=%/CMakeLists.txt) \
+    $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include packages/*/src/*/cmake plugins/*/src/*/include) -type f)
 EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
 # What our distributions need to build: tools, and UCX's headers. They are installed with torch, so that a build
 # needs no other environment.
-BUILD_TOOLS := 'setuptools>=77' ninja 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
+BUILD_TOOLS := 'scikit-build-core>=1.1' 'cmake>=3.28,<4' ninja 'setuptools>=77' 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
 # What the demo needs, without tools for tests and documents.
 DEMO := packages/cli plugins/tensorpipe plugins/faulty_tensorpipe
 DEMO_NATIVE := packages/agents plugins/zeromq plugins/faults

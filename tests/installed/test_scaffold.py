@@ -59,7 +59,17 @@ def with_agents(
     """Make an environment with every distribution, and tools that build, test and check a new package."""
     made = Environment.like(installed, tmp_path_factory.mktemp("agents"))
     made.install(*(wheels[name] for name in NEED_AGENTS))
-    made.link("setuptools", "ninja", "hatchling", "editables", "build", "mypy", "ruff")
+    made.link(
+        "scikit-build-core",
+        "cmake",
+        "setuptools",
+        "ninja",
+        "hatchling",
+        "editables",
+        "build",
+        "mypy",
+        "ruff",
+    )
     for tool in ("pip", "pytest", "mypy"):
         _add_program(made, tool, f'exec "{made.python}" -m {tool} "$@"')
     _add_program(made, "ruff", f'exec "{Path(sys.executable).with_name("ruff")}" "$@"')

@@ -25,9 +25,9 @@ DISTRIBUTIONS = list(FOLDERS)
 #: The import packages of each distribution; ``rpc-backends`` has only dependencies.
 PACKAGES = {name: {name.replace("-", "_")} for name in DISTRIBUTIONS if name != "rpc-backends"}
 PACKAGES["rpc-backends-cli"].add("rpc_backends_processes")
-#: What the agents, whose dependencies their setup.py sets, require of this repository.
+#: What the agents, whose dependencies build_requirements.py sets, require of this repository.
 NATIVE_REQUIREMENTS = [CORE]
-NATIVE = [name for name, folder in FOLDERS.items() if (folder / "setup.py").exists()]
+NATIVE = [name for name, folder in FOLDERS.items() if (folder / "CMakeLists.txt").exists()]
 
 
 def names_in(wheel: Path) -> list[str]:

@@ -21,7 +21,8 @@ from stages import INSTALLED, ON_TENSORPIPE
 from support.environments import clean_environ, extract_commit
 
 _BUILD_TOOLS = (
-    "setuptools>=77",
+    "scikit-build-core>=1.1",
+    "cmake>=3.28,<4",
     "ninja",
     "hatchling>=1.25",
     "editables>=0.5",

@@ -57,7 +57,8 @@ def sdist_deviations(found: set[str], files: set[str]) -> list[str]:
     wanted = {
         name
         for name in files
-        if name.startswith(("src/", "csrc/")) or name in ("pyproject.toml", "setup.py", "README.md")
+        if name.startswith(("src/", "csrc/"))
+        or name in ("pyproject.toml", "CMakeLists.txt", "README.md")
     }
     missing = [f"{name} is missing" for name in sorted(wanted - found)]
     return missing + _unknown(found - files, _ADDED_TO_SDIST)

@@ -324,13 +324,8 @@ def build_wheels(folders: Sequence[Path], into: Path) -> dict[str, Path]:
     """
     build = [sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps"]
     build += ["--no-build-isolation", "--wheel-dir", str(into)]
-    others = [str(folder) for folder in folders if folder not in native.distributions()]
-    if others:
-        _run([*build, *others])
-    for folder in folders:
-        if folder in native.distributions():
-            with native.prebuilt(folder) as variables:
-                _run([*build, str(folder)], env=variables)
+    with native.prebuilt(*set(folders).intersection(native.distributions())) as variables:
+        _run([*build, *map(str, folders)], env=variables)
     return wheels_in(into)
 
 

@@ -1,13 +1,15 @@
 """Compile extensions in C++ once, for the editable install and for the wheels that tests install.
 
 ``build/native`` keeps the compiler's output under a hash of its input: the sources of the distribution,
-the headers of the others, and the versions of torch and Python. :func:`prebuilt` makes setuptools use it.
-The Makefile runs this file, which therefore needs only the standard library and torch.
+the headers of the others, and the versions of torch and Python. :func:`prebuilt` makes wheels from it.
+CMake builds all distributions in one folder, which the unit tests in C++ use too.
+The Makefile runs this file, which therefore needs only the standard library, CMake and torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -15,45 +17,71 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "native"
+_MODULES = ROOT / "build" / "cpp" / "release" / "modules"
 
 
 def distributions() -> list[Path]:
     """Return the folders of the distributions with C++."""
-    return sorted(path.parent for path in ROOT.glob("p*/*/setup.py"))
+    return sorted(path.parent for path in ROOT.glob("p*/*/CMakeLists.txt"))
 
 
-def compiled(folder: Path) -> Path:
-    """Return the folder with a distribution's extensions; compile them if the folder is missing."""
+def compiled(*folders: Path) -> list[Path]:
+    """Return a folder with the extensions of each distribution; compile those that are missing."""
     versions = f"{metadata.version('torch')}-{sys.implementation.cache_tag}"
-    kept = KEPT / f"{folder.name}-{_hash(folder, versions)}"
-    if not kept.exists():
-        KEPT.mkdir(parents=True, exist_ok=True)
-        # Object files are kept too, so that ninja compiles only what a change affects.
-        objects = KEPT / "objects" / f"{folder.name}-{versions}"
-        with tempfile.TemporaryDirectory(dir=KEPT) as made:
-            build = ["build_ext", "--build-lib", f"{made}/new", "--build-temp", str(objects)]
-            _run_quietly([sys.executable, "setup.py", "-q", *build], folder)
-            Path(made, "new").rename(kept)
-    return kept
+    kept = {folder: KEPT / f"{folder.name}-{_hash(folder, versions)}" for folder in folders}
+    if all(place.exists() for place in kept.values()):
+        return [*kept.values()]
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with Path(KEPT, "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one build at a time
+        missing = [folder for folder in folders if not kept[folder].exists()]
+        if missing:
+            _build(missing)
+        for folder in missing:
+            (package,) = (path.parent.name for path in folder.glob("src/*/__init__.py"))
+            with tempfile.TemporaryDirectory(dir=KEPT) as made:
+                shutil.copytree(_MODULES / package, Path(made, "new", package))
+                Path(made, "new").rename(kept[folder])
+    return [*kept.values()]
 
 
-def _run_quietly(command: list[str], folder: Path) -> None:
-    """Run a build, and show its output only if it fails or has a warning of the compiler.
+def _build(folders: Sequence[Path]) -> None:
+    names = [str(folder.relative_to(ROOT)) for folder in folders]
+    print(f"==> compiling {' '.join(names)}", file=sys.stderr, flush=True)
+    shutil.rmtree(_MODULES, ignore_errors=True)  # extensions for another Python
+    _run_quietly(
+        ["cmake", "-Wno-deprecated", "--preset", "release", f"-DPython_EXECUTABLE={sys.executable}"]
+    )
+    _run_quietly(
+        [
+            "cmake",
+            "--build",
+            "--preset",
+            "release",
+            *_processes(),
+            "--target",
+            *(f"{name}/all" for name in names),
+        ]
+    )
 
-    torch shows each command of ninja.
-    """
-    print(f"==> compiling {folder.relative_to(ROOT)}", file=sys.stderr, flush=True)
+
+def _processes() -> list[str]:
+    return ["--parallel", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
+
+
+def _run_quietly(command: Sequence[str]) -> None:
+    """Run a command of the build; show its output if it fails or has a warning of the compiler."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         command,
-        cwd=folder,
-        env=_environ(),
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -66,25 +94,16 @@ def _run_quietly(command: list[str], folder: Path) -> None:
 
 @contextlib.contextmanager
 def prebuilt(*folders: Path) -> Iterator[dict[str, str]]:
-    """Yield environment variables that make setuptools use the compiled extensions.
-
-    A wheel contains every extension that setuptools finds: to build a wheel, pass one folder.
-    """
+    """Yield environment variables with which wheels get the compiled extensions."""
     with tempfile.TemporaryDirectory() as place:
-        library = Path(place, "library")
-        for folder in folders:
-            # A plain copy is newer than the sources, so setuptools does not compile again.
-            shutil.copytree(
-                compiled(folder), library, copy_function=shutil.copyfile, dirs_exist_ok=True
-            )
-        config = Path(place, "setup.cfg")
-        config.write_text(f"[build]\nbuild_lib={library}\n[build_ext]\nbuild_lib={library}\n")
-        yield {"DIST_EXTRA_CONFIG": str(config)}
+        for folder in compiled(*folders):
+            shutil.copytree(folder, place, dirs_exist_ok=True)
+        yield {"SKBUILD_CMAKE_DEFINE": f"RPC_BACKENDS_PREBUILT={place}"}
 
 
 def _hash(folder: Path, versions: str) -> str:
-    headers = ROOT.glob("p*/*/src/*/include/**/*.h")
-    sources = {folder / "setup.py", *headers, *(folder / "csrc").rglob("*")}
+    shared = [*ROOT.glob("p*/*/src/*/include/**/*.h"), *ROOT.glob("p*/*/src/*/cmake/*")]
+    sources = {folder / "CMakeLists.txt", *shared, *(folder / "csrc").rglob("*")}
     found = hashlib.sha256(f"{versions} {sysconfig.get_platform()}".encode())
     for source in sorted(path for path in sources if path.is_file()):
         found.update(f"\n{source.relative_to(ROOT)}\n".encode())
@@ -92,14 +111,8 @@ def _hash(folder: Path, versions: str) -> str:
     return found.hexdigest()[:16]
 
 
-def _environ() -> dict[str, str]:
-    # Distributions find each other's headers before either is installed.
-    sources = [str(path.parents[1]) for path in ROOT.glob("p*/*/src/*/__init__.py")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sources)}
-
-
 def main(arguments: Iterable[str]) -> None:
-    """Compile all extensions in parallel, then run the given command with their `prebuilt`.
+    """Compile all extensions, then run the given command with their `prebuilt`.
 
     :param arguments: the command; before it may be ``--only FOLDERS --``, to compile only these.
     """
@@ -107,8 +120,7 @@ def main(arguments: Iterable[str]) -> None:
     if command[:1] == ["--only"]:
         end = command.index("--")
         folders, command = [ROOT / name for name in command[1:end]], command[end + 1 :]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(compiled, folders))
+    compiled(*folders)
     if command:
         with prebuilt(*folders) as variables:
             subprocess.run(command, env={**os.environ, **variables}, check=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import setuptools
-import torch
 
 import rpc_backends_agents
 
@@ -29,6 +27,37 @@ int main() {
 """
 
 
+def configure(folder: str, into: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Let CMake read the build of a package, without building it."""
+    defined = {
+        "Python_EXECUTABLE": sys.executable,
+        "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
+        **variables,
+    }
+    command = ["cmake", "-G", "Ninja", "-S", str(ROOT / folder), "-B", str(into)]
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return subprocess.run(
+        [*command, *(f"-D{name}={value}" for name, value in defined.items())],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def a_torch(folder: Path, config: str) -> Path:
+    """Make a folder with what a build reads of torch before it compiles."""
+    for name, text in {
+        "version.py": "__version__ = '2.6.0'\n",
+        "share/cmake/Torch/TorchConfig.cmake": config,
+        "lib/libtorch_python.so": "__pybind11_internals_v5_gcc_libstdcpp_cxxabi1011__\n",
+    }.items():
+        file = folder / name
+        file.parent.mkdir(parents=True)  # each is in a folder of its own
+        file.write_text(text)
+    return folder
+
+
 @pytest.mark.parametrize(("abi", "end"), [(1, ""), (0, ".old-strings")])
 def test_the_names_of_capsules_show_the_layout(abi: int, end: str, tmp_path: Path) -> None:
     (tmp_path / "names.cpp").write_text(SOURCE)
@@ -43,31 +72,43 @@ def test_the_names_of_capsules_show_the_layout(abi: int, end: str, tmp_path: Pat
     assert names == [f"rpc_backends.Transport.3{end}", f"rpc_backends.Interceptor.2{end}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
-@pytest.mark.parametrize("abi", [False, True])
+@pytest.mark.parametrize(
+    ("abi", "config"), [(0, 'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=0")\n'), (1, "")]
+)
 def test_an_extension_is_compiled_with_the_layout_of_torch(
-    folder: str, abi: bool, monkeypatch: pytest.MonkeyPatch
+    folder: str, abi: int, config: str, tmp_path: Path
 ) -> None:
-    """For the agents, this checks the extension that is built without torch's tools."""
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(torch, "compiled_with_cxx11_abi", lambda: abi)
-    monkeypatch.setattr(setuptools, "setup", lambda **settings: given.update(settings))
-    monkeypatch.chdir(ROOT / folder)
+    torch = a_torch(tmp_path / "torch", config)
+    done = configure(folder, tmp_path / "build", RPC_BACKENDS_TORCH=str(torch))
+    assert done.returncode == 0, done.stderr
+    commands = json.loads((tmp_path / "build/compile_commands.json").read_text())
+    assert commands
+    for entry in commands:
+        assert f"-D_GLIBCXX_USE_CXX11_ABI={abi} " in entry["command"]
+        if "agents_module.dir" in entry["command"]:
+            assert "cxxabi1011" in entry["command"]
 
-    runpy.run_path("setup.py")
 
-    extension = given["ext_modules"][-1]
-    assert ("_GLIBCXX_USE_CXX11_ABI", str(int(abi))) in extension.define_macros
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_build_without_torch_ends_with_the_reason(folder: str) -> None:
-    code = "import runpy, sys; sys.modules.update(torch=None, pybind11=None); runpy.run_path('setup.py')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT / folder, capture_output=True, text=True, check=False
-    )
+def test_a_build_without_torch_ends_with_the_reason(folder: str, tmp_path: Path) -> None:
+    bare = Path(os.path.realpath(sys.executable))  # of this environment, without its packages
+    done = configure(folder, tmp_path, Python_EXECUTABLE=str(bare))
     assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert "torch" in line
-    assert "pip install --no-build-isolation" in line
+    text = " ".join(done.stderr.split())
+    assert f"error: torch is not installed for {bare}" in text
+    assert "pip install --no-build-isolation" in text
+
+
+@pytest.mark.slow
+def test_a_build_without_the_agents_ends_with_the_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    (folder / "CMakeLists.txt").write_text((ROOT / "plugins/zeromq/CMakeLists.txt").read_text())
+    done = configure(str(folder), tmp_path / "build")
+    assert done.returncode == 1
+    text = " ".join(done.stderr.split())
+    assert "error: rpc-backends-agents is not installed here" in text
+    assert "pip install --no-build-isolation" in text

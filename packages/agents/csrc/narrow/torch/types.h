@@ -1,5 +1,5 @@
 // The part of torch/types.h that torch's RPC headers need. Torch's own header also includes every operator, which
-// doubles the compiler's time and memory. This folder comes first in the search path; see setup.py.
+// doubles the compiler's time and memory. This folder comes first in the search path; see CMakeLists.txt.
 #pragma once
 
 #include <ATen/core/Tensor.h>
