@@ -194,6 +194,7 @@ endef
 $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	@echo "==> $(VENV): $(DISTRIBUTIONS)"
 	$(need_compiler)
+	@$(BIN)/python -m pip install -q $(BUILD_TOOLS)  # an older environment lacks new ones
 	@# C++ is compiled while pip installs the rest; tests/support/native.py caches the compiled files.
 	@$(BIN)/python tests/support/native.py & native=$$!; \
 	    $(BIN)/python -m pip install -q --no-build-isolation $(EDITABLE); wait $$native
@@ -205,6 +206,7 @@ $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 $(VENV)/.demo: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	@echo "==> $(VENV): . $(DEMO) $(DEMO_NATIVE)"
 	$(need_compiler)
+	@$(BIN)/python -m pip install -q $(BUILD_TOOLS)
 	@$(BIN)/python -m pip install -q --no-build-isolation -r examples/demo/requirements.txt -e . $(patsubst %,-e ./%,$(DEMO))
 	@$(BIN)/python tests/support/native.py --only $(DEMO_NATIVE) -- \
 	    $(BIN)/python -m pip install -q --no-build-isolation $(patsubst %,-e ./%,$(DEMO_NATIVE))
