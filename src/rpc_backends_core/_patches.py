@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rpc_backends_core._backend_type import BackendType
@@ -238,6 +238,39 @@ def _pickling(internal: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return serialize, deserialize
 
 
+def _pickled_types(internal: Any) -> dict[type, Any]:
+    """Return what replaces torch's table of how types are pickled: MKL-DNN tensors are refused.
+
+    Torch's TensorPipe agent ends the process on them.
+    """
+    pickler, check = internal._internal_rpc_pickler, _checking_layouts(internal.torch)
+    reduce = pickler._tensor_reducer
+
+    def reduce_tensor(tensor: Any) -> Any:
+        check((tensor,))
+        return reduce(tensor)
+
+    return {**pickler._dispatch_table, internal.torch.Tensor: reduce_tensor}
+
+
+def _checking_layouts(torch: Any) -> Callable[[Iterable[Any]], None]:
+    """Return a function that refuses MKL-DNN tensors; torch does not pickle an operator's arguments."""
+    tensor, mkldnn = torch.Tensor, torch._mkldnn
+
+    def check(values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, tensor):
+                if value.layout is mkldnn:
+                    raise ValueError(
+                        "a tensor of the message cannot be sent: its layout is Mkldnn; call .to_dense() "
+                        "before you send it"
+                    )
+            elif isinstance(value, list | tuple):
+                check(value)
+
+    return check
+
+
 def _calling(api: Any, name: str) -> Callable[..., Any]:
     """Return what replaces torch's ``rpc_sync``, ``rpc_async`` or ``remote``.
 
@@ -246,6 +279,7 @@ def _calling(api: Any, name: str) -> Callable[..., Any]:
     """
     torchs = getattr(api, name)
     unchecked, unset = torchs.__wrapped__, api.UNSET_RPC_TIMEOUT
+    check_layouts = _checking_layouts(api.torch)
 
     @functools.wraps(unchecked)
     def call(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: Any = unset) -> Any:
@@ -253,6 +287,8 @@ def _calling(api: Any, name: str) -> Callable[..., Any]:
             return torchs(to, func, args, kwargs, timeout)  # raises
         if timeout != unset:
             timeout = _calls().limited(timeout)
+        check_layouts(args or ())
+        check_layouts((kwargs or {}).values())
         try:
             return unchecked(to, func, args, kwargs, timeout)
         except RuntimeError as error:
@@ -349,6 +385,7 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (api, "_reset_current_rpc_agent", _reset_current_rpc_agent),
         (api, "_destroy_rref_context", _destroy_rref_context),
         (api, _DELETE_RREFS, _delete_all_user_and_unforked_owner_rrefs),
+        (rpc.internal._internal_rpc_pickler, "_dispatch_table", _pickled_types(rpc.internal)),
         (rpc.internal, "serialize", serialize),
         (rpc.internal, "deserialize", deserialize),
         (rpc.internal, "_handle_exception", _handling_exceptions(rpc.internal)),

@@ -118,6 +118,44 @@ def test_a_meta_tensor_gets_help_in_both_directions(caller: Any, how: str) -> No
         assert "send its shape and dtype" in error
 
 
+def make_opaque() -> torch.Tensor:
+    """Return a tensor of MKL-DNN."""
+    return torch.ones(3, 3).to_mkldnn()
+
+
+def echo_tensors(tensors: Any) -> int:
+    """Return a number, so that only the argument is at fault."""
+    return 1
+
+
+def refused_calls(me: WorkerContext) -> list[str]:
+    """Send a tensor of MKL-DNN in each way; return the errors, and the result of a last call."""
+    opaque, texts = make_opaque(), []
+    calls = [
+        lambda: rpc.rpc_sync("worker1", torch.add, args=(opaque, 1)),
+        lambda: rpc.rpc_sync("worker1", torch.cat, args=([opaque, opaque],)),
+        lambda: rpc.rpc_async("worker1", torch.add, args=(1,), kwargs={"other": opaque}),
+        lambda: rpc.rpc_sync("worker1", echo_tensors, args=({"deep": [opaque]},)),
+        lambda: rpc.remote("worker1", echo_tensors, args=(opaque,)),
+    ]
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            texts.append(str(error))
+    texts.append(str(rpc.rpc_sync("worker1", echo_tensors, args=(torch.ones(2),))))
+    return texts
+
+
+def test_a_tensor_of_mkldnn_is_refused_and_the_worker_lives_on(caller: Any) -> None:
+    """Torch's TensorPipe agent ends the process on it."""
+    *errors, last = caller.call(refused_calls)
+    assert [error.partition(": ")[2] for error in errors] == 5 * [
+        "its layout is Mkldnn; call .to_dense() before you send it"
+    ]
+    assert last == "1"
+
+
 # --- a worker that has ended ----------------------------------------------------------------------
 
 

@@ -127,7 +127,7 @@ def test_a_meta_tensor_is_refused(me: Any) -> None:
 @in_worker
 @pytest.mark.parametrize("kind", ["to_mkldnn", "to_sparse_csr"])
 def test_a_result_without_a_storage_is_refused(me: Any, kind: str) -> None:
-    with two_agents(), pytest.raises(Exception, match=r"result cannot be sent: .*\.to_dense\(\)"):
+    with two_agents(), pytest.raises(Exception, match=r"result.* cannot be sent: .*\.to_dense\(\)"):
         rpc.rpc_sync("b", convert, args=(torch.ones(4, 4), kind))
 
 
@@ -230,7 +230,7 @@ def test_a_tensor_without_memory_fails_its_call(me: Any, name: str) -> None:
         other = rpc.rpc_async("b", identity, args=(torch.ones(2),))
         for worker in ("b", "a"):
             with pytest.raises(
-                Exception, match=f"(?s)tensor 1 of the message cannot be sent: .*{why}"
+                Exception, match=f"(?s)tensor (1 )?of the message cannot be sent: .*{why}"
             ):
                 rpc.rpc_sync(worker, identity, args=((torch.ones(1), bad),))
         assert other.wait().sum() == 2
