@@ -26,7 +26,7 @@ def rpc_backends_init_backend(kwargs: dict[str, Any]) -> Generator[None, Any, An
     try:
         rules = live.rule_set(carried)
     except ValueError as error:
-        raise RefusedError(str(error)) from error
+        raise RefusedError(str(error)) from None  # the text says all, and once
     with settings.carried_by(rules):
         return (yield)
 
@@ -47,7 +47,7 @@ def rpc_backends_agent(backend: str | None) -> Generator[None, Any, Any]:
 
         return wrap(agent, backend, want)
     except ValueError as error:  # rules or variables that are not valid: init_rpc fails
-        raise RefusedError(str(error)) from error
+        raise RefusedError(str(error)) from None  # the text says all, and once
 
 
 def _nobody_can_want() -> bool:
