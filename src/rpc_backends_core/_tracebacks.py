@@ -1,4 +1,7 @@
-"""Shorter tracebacks of a failed start: without the frames of the core and of pluggy."""
+"""Shorter tracebacks of a failed start: without the frames of the core and of pluggy.
+
+Of an error that a package raises on purpose, the frames of packages and of torch's RPC are hidden, too.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ import pluggy
 from rpc_backends_core._errors import RpcBackendsError
 
 _HIDDEN = tuple(str(Path(file).parent) + "/" for file in (__file__, pluggy.__file__))
+#: Modules between the program and an error that is raised on purpose, whose text says all.
+_BETWEEN = ("rpc_backends_", "rpc_backend_", "torch.distributed.rpc")
 
 
 def shorten(error: BaseException) -> None:
-    """Remove the core's and pluggy's frames from the traceback of an error and of its causes."""
+    """Remove such frames from the traceback of an error and of its causes."""
     seen: set[int] = set()
     chained: BaseException | None = error
     while chained is not None and id(chained) not in seen:
@@ -27,11 +32,15 @@ def shorten(error: BaseException) -> None:
 
 def _without_hidden(error: BaseException) -> TracebackType | None:
     shown = []
+    is_meant = isinstance(error, RpcBackendsError)
     traceback = error.__traceback__
     while traceback is not None:
-        is_hidden = traceback.tb_frame.f_code.co_filename.startswith(_HIDDEN)
+        frame = traceback.tb_frame
+        is_hidden = frame.f_code.co_filename.startswith(_HIDDEN) or (
+            is_meant and str(frame.f_globals.get("__name__")).startswith(_BETWEEN)
+        )
         # The frame that raised an unexpected error is where a reader looks first.
-        is_last = traceback.tb_next is None and not isinstance(error, RpcBackendsError)
+        is_last = traceback.tb_next is None and not is_meant
         if is_last or not is_hidden:
             shown.append(traceback)
         traceback = traceback.tb_next

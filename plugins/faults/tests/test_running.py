@@ -332,6 +332,14 @@ def test_an_invalid_variable_fails_the_start(
     assert said in error.text
 
 
+def test_the_error_of_a_setting_is_short_and_has_its_text_once(url: str) -> None:
+    with Workers(1, env={"RPC_BACKENDS_FAULTS": "1"}) as workers:
+        [error] = workers.errors(steps.join, url)
+
+    assert error.trace.count("must be 'on' or the path of a rule file") == 1
+    assert "rpc_backends_faults" not in error.trace
+
+
 def test_a_recording_without_a_seed_fails_the_start(url: str, tmp_path: Path) -> None:
     (tmp_path / "worker0.jsonl").write_text('{"event": "start", "rules": []}\n{"event": "x"}\n')
     with Workers(1, env={"RPC_BACKENDS_FAULTS_REPLAY": str(tmp_path)}) as workers:
