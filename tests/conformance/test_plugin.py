@@ -417,7 +417,15 @@ def test_each_backend_has_its_own_report(run: Any) -> None:
         assert (done.folder / f"report-{name}.html").exists()
 
 
-WARNINGS_ARE_ERRORS = '[tool.pytest.ini_options]\nfilterwarnings = ["error"]\n'
+# In this repository's environment a package with a pytest plugin is editable, so it is imported when
+# Python starts.
+WARNINGS_ARE_ERRORS = """
+[tool.pytest.ini_options]
+filterwarnings = [
+    "error",
+    "ignore:Module already imported so cannot be rewritten; _editable:pytest.PytestAssertRewriteWarning",
+]
+"""
 
 
 def test_the_suite_runs_where_warnings_are_errors(run: Any, tmp_path: Path) -> None:

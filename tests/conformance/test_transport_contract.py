@@ -160,6 +160,9 @@ def _pytest(
         "no:cacheprovider",
         "-W",
         "error",
+        # In this repository's environment a package with a pytest plugin is editable, and imported early.
+        "-W",
+        "ignore:Module already imported so cannot be rewritten; _editable",
         "--rootdir",
         str(folder),
         "-c",

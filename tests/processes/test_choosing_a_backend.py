@@ -161,8 +161,8 @@ def test_options_of_the_wrong_backend_are_refused(url: str) -> None:
     with Workers(1) as workers:
         (failure,) = workers.errors(start_faulty_with_plain_options, url)
 
-        assert failure.kinds[0] == "TypeError"
-        assert "must be a `FaultyTensorPipeRpcBackendOptions`" in failure.text
+        assert "TypeError" in failure.kinds
+        assert "it takes only FaultyTensorPipeRpcBackendOptions" in failure.text
         assert workers.run(steps.is_running) == [False]
 
 

@@ -105,8 +105,9 @@ def test_members_go_on_without_the_store_host(where: Meeting, backend: str, endi
                 )
                 assert workers[me].output.count("cannot read the member list") == 1
         assert_all_is_well(workers, REMAINING)
-        for me in REMAINING:
-            assert "Exception raised from" not in workers[me].output  # torch's C++ backtraces
+        if ending == "killed":  # a host that leaves may end during a request of the others
+            for me in REMAINING:
+                assert "Exception raised from" not in workers[me].output  # torch's C++ backtraces
 
 
 @pytest.mark.slow

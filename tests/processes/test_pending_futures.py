@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 #: Futures and calls that stay alive until their process ends.
 kept: list[Any] = []
+#: Set when this worker runs :func:`answer_soon`.
+asked = threading.Event()
 
 
 @rpc.functions.async_execution
@@ -32,7 +34,13 @@ def answer_soon() -> torch.futures.Future[int]:
     """Return a future that gets its value when this worker has probably begun to shut down."""
     future: torch.futures.Future[int] = torch.futures.Future()
     threading.Timer(0.5, future.set_result, [3]).start()
+    asked.set()
     return future
+
+
+def wait_until_asked(me: WorkerContext) -> None:
+    """Wait for the call: a worker that has left before it arrives cannot answer."""
+    assert asked.wait(60)
 
 
 def time_out(me: WorkerContext, *names: str) -> None:
@@ -85,6 +93,7 @@ def test_leaving_a_group_waits_for_futures_that_get_values(tmp_path: Path, backe
     with Workers(2, seconds=90) as workers:
         workers.run(steps.join_dynamic, f"file://{tmp_path}/store", backend=backend)
         workers[0].call(call_soon)
+        workers[1].call(wait_until_asked)
         workers[1].call(steps.leave)
         assert workers[0].call(answer) == 3
         workers[0].call(steps.leave)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
 import time
 import types
 from datetime import timedelta
@@ -36,6 +37,8 @@ logger = logging.getLogger("rpc_backends.agents")
 #: How long a leaving member waits for the deletion of RRefs, and for the requests that it serves.
 _RREF_TIMEOUT = timedelta(seconds=5)
 _SERVING_TIMEOUT = 5.0
+#: Seconds until a leaving member asks a caller again whether it still waits.
+_ASK_AGAIN = 0.5
 #: The shortest timeout of an exchange, in seconds; 0 would mean the group's own timeout.
 _SHORTEST_EXCHANGE = 0.1
 #: Seconds between two looks for the replacement of a lost worker, and after a look that failed.
@@ -245,26 +248,42 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                 error,
             )
         self.presence.close()
-        self._ask_callers()
-        self.roster.leave()
-        self.finish(timeout or _SERVING_TIMEOUT)
-
-    def _ask_callers(self) -> None:
-        """Find out which callers have given up their calls to functions that have returned futures."""
+        finished = threading.Event()
         for caller in self.callers_of_futures():
-            info = self.members.get(caller)
-            if info is None:
-                continue
-            me = _C.TransportAgent.get_worker_info(self)
-            with contextlib.suppress(RuntimeError):  # then the caller counts as waiting
-                to = worker_info(info.name, caller, caller)
-                answer = rpc.rpc_async(to, has_calls_to, (me.id,), timeout=_SERVING_TIMEOUT)
-                answer.add_done_callback(functools.partial(self._take_answer, caller))
+            self._ask_caller(caller, finished)
+        self.roster.leave()
+        try:
+            self.finish(timeout or _SERVING_TIMEOUT)
+        finally:
+            finished.set()
 
-    def _take_answer(self, caller: int, answer: torch.futures.Future[bool]) -> None:
-        with contextlib.suppress(RuntimeError):
-            if answer.value() is False:
-                self.note_not_waiting(caller)
+    def _ask_caller(self, caller: int, finished: threading.Event) -> None:
+        """Find out whether a caller has given up its calls to functions that have returned futures."""
+        info = self.members.get(caller)
+        if info is None or finished.is_set():
+            return
+        me = _C.TransportAgent.get_worker_info(self)
+        to = worker_info(info.name, caller, caller)
+        with contextlib.suppress(RuntimeError):  # then the caller counts as waiting
+            answer = rpc.rpc_async(to, has_calls_to, (me.id,), timeout=_SERVING_TIMEOUT)
+            answer.add_done_callback(
+                functools.partial(self._take_answer, caller, info.name, finished)
+            )
+
+    def _take_answer(
+        self, caller: int, name: str, finished: threading.Event, answer: torch.futures.Future[bool]
+    ) -> None:
+        try:
+            waits = answer.value()
+        except RuntimeError as error:
+            # Its own errors, such as a refusal, are answers; otherwise it cannot be reached any more.
+            waits = f"RPC to '{name}' failed: " not in str(error)
+        if not waits:
+            self.note_not_waiting(caller)
+        elif not finished.is_set():  # another call of it may have been answered since
+            again = threading.Timer(_ASK_AGAIN, self._ask_caller, (caller, finished))
+            again.daemon = True
+            again.start()
 
 
 def has_calls_to(worker_id: int) -> bool:
