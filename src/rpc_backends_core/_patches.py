@@ -239,9 +239,9 @@ def _pickling(internal: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _pickled_types(internal: Any) -> dict[type, Any]:
-    """Return what replaces torch's table of how types are pickled: MKL-DNN tensors are refused.
+    """Return what replaces torch's table of how types are pickled: some tensors are refused.
 
-    Torch's TensorPipe agent ends the process on them.
+    Torch's TensorPipe agent ends the process on them, in a call and in a result.
     """
     pickler, check = internal._internal_rpc_pickler, _checking_layouts(internal.torch)
     reduce = pickler._tensor_reducer
@@ -254,7 +254,10 @@ def _pickled_types(internal: Any) -> dict[type, Any]:
 
 
 def _checking_layouts(torch: Any) -> Callable[[Iterable[Any]], None]:
-    """Return a function that refuses MKL-DNN tensors; torch does not pickle an operator's arguments."""
+    """Return a function that refuses MKL-DNN tensors and nested ones.
+
+    It also looks at an operator's arguments, because torch does not pickle these.
+    """
     tensor, mkldnn = torch.Tensor, torch._mkldnn
 
     def check(values: Iterable[Any]) -> None:
@@ -264,6 +267,12 @@ def _checking_layouts(torch: Any) -> Callable[[Iterable[Any]], None]:
                     raise ValueError(
                         "a tensor of the message cannot be sent: its layout is Mkldnn; call .to_dense() "
                         "before you send it"
+                    )
+                # A subclass, such as a jagged one, is pickled in its own way.
+                if type(value) is tensor and value.is_nested:
+                    raise ValueError(
+                        "a tensor of the message cannot be sent: it is a nested tensor; send the list "
+                        "from .unbind()"
                     )
             elif isinstance(value, list | tuple):
                 check(value)

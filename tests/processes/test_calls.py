@@ -83,6 +83,11 @@ def make_compressed() -> torch.Tensor:
     return torch.eye(3).to_sparse_csr()
 
 
+def make_list() -> list[int]:
+    """Return an argument that can be sent."""
+    return [1]
+
+
 def make_meta() -> torch.Tensor:
     """Return a tensor without data."""
     return torch.ones(2, device="meta")
@@ -123,6 +128,11 @@ def make_opaque() -> torch.Tensor:
     return torch.ones(3, 3).to_mkldnn()
 
 
+def make_nested() -> torch.Tensor:
+    """Return a nested tensor."""
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
 def echo_tensors(tensors: Any) -> int:
     """Return a number, so that only the argument is at fault."""
     return 1
@@ -145,6 +155,14 @@ def refused_calls(me: WorkerContext) -> list[str]:
             texts.append(str(error))
     texts.append(str(rpc.rpc_sync("worker1", echo_tensors, args=(torch.ones(2),))))
     return texts
+
+
+@pytest.mark.parametrize("how", ["rpc_sync", "to_here"])
+def test_a_nested_tensor_is_refused_and_the_callee_lives_on(caller: Any, how: str) -> None:
+    """Torch's TensorPipe agent ends the process on such a result."""
+    error = caller.call(error_with, how, make_nested)
+    assert "it is a nested tensor; send the list from .unbind()" in error
+    assert caller.call(error_with, how, len, make_list) == "no error"
 
 
 def test_a_tensor_of_mkldnn_is_refused_and_the_worker_lives_on(caller: Any) -> None:
