@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 from pathlib import Path
 from typing import Any
@@ -134,12 +135,15 @@ def test_a_killed_member_that_was_never_called_leaves_every_list(
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a process has ended; its parent may not have waited for it yet."""
+    """Return whether all threads of a process have ended; its parent may not have waited for it yet."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
         return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
+    try:
+        return bool(select.select([process], [], [], 0)[0])
+    finally:
+        os.close(process)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
