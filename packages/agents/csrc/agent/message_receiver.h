@@ -26,7 +26,7 @@ class MessageReceiver {
   void handle_message(int peer, const Parts& parts, EventOrder::Handling& event);
   void handle_own_message(const Parts& parts);
 
-  // Refuses the requests that nobody finishes; returns whether there are unfinished messages.
+  // Refuses requests that were not finished in time; returns whether there are unfinished messages.
   bool drop_stale();
   // The messages that have arrived in part.
   ArrivingMessages& arriving() { return arriving_; }

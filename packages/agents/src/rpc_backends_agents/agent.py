@@ -15,7 +15,7 @@ from torch.distributed import rpc
 
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import Native
-from rpc_backends_agents.presence import Presence
+from rpc_backends_agents.presence import Presence, is_unreachable
 from rpc_backends_core.spi import (
     GroupTimeoutError,
     RankMappingMixin,
@@ -276,8 +276,7 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
         try:
             waits = answer.value()
         except RuntimeError as error:
-            # Its own errors, such as a refusal, are answers; otherwise it cannot be reached any more.
-            waits = f"RPC to '{name}' failed: " not in str(error)
+            waits = not is_unreachable(name, error)
         if not waits:
             self.note_not_waiting(caller)
         elif not finished.is_set():  # another call of it may have been answered since

@@ -46,12 +46,19 @@ def _call(name: str, worker_id: int) -> Any:
     return rpc.rpc_async(worker_info(name, worker_id, worker_id), int, timeout=_ALIVE_TIMEOUT)
 
 
+def is_unreachable(name: str, error: RuntimeError) -> bool:
+    """Return whether a call has failed because its worker cannot be reached.
+
+    In a time-out, and in what the worker answers, such as a refusal, the agent's words are missing.
+    """
+    return f"RPC to '{name}' failed: " in str(error)
+
+
 def _has_responded(future: Any, name: str) -> bool:
     try:
         future.wait()
     except RuntimeError as error:
-        # In a time-out and in what the worker answers, such as a refusal, the agent's words are missing.
-        return f"RPC to '{name}' failed: " not in str(error)
+        return not is_unreachable(name, error)
     return True
 
 
