@@ -71,7 +71,8 @@ def test_a_missing_unix_socket_is_a_loss_at_once(make: MakeWorker, tmp_path: Any
     zero.transport.learn(1, f"ipc://{tmp_path}/nothing", None)
     zero.try_to_send(1, b"x")
     assert zero.lost() == (
-        f"cannot connect to ipc://{tmp_path}/nothing: No such file or directory; the worker has stopped RPC"
+        f"cannot connect to ipc://{tmp_path}/nothing: No such file or directory; the worker has stopped "
+        "RPC"
     )
 
 
