@@ -59,9 +59,11 @@ def check_arguments(backend: str, store: Any, options: Any, options_type: type) 
             f"{backend} got the store {_handlers.shown(store)}; it must be a torch.distributed.Store."
         )
     if not isinstance(options, options_type):
+        wanted = options_type.__name__
         raise ArgumentError(
-            f"{backend} got rpc_backend_options of type {type(options).__name__}; it takes only "
-            f"{options_type.__name__}. Pass such options or none, or choose the backend of these options."
+            f"{backend} got rpc_backend_options of type {type(options).__name__}; it takes only {wanted}. "
+            "Pass such options or none, or choose the backend of these options. torch: "
+            f"`rpc_backend_options` must be a `{wanted}`"
         )
 
 

@@ -205,8 +205,8 @@ def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
     if found[0][1].get("event") != "start":
         raise RuleError(
             [
-                f"{path}:1: this is not an event log of fault injection, whose first event is start. Name "
-                "a file from the folder that RPC_BACKENDS_FAULTS_LOG named."
+                f"{path}:1: this is not an event log of fault injection, whose first event is start. "
+                "Name a file from the folder that RPC_BACKENDS_FAULTS_LOG named."
             ]
         )
     return found
