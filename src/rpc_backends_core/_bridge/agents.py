@@ -61,8 +61,8 @@ def check_arguments(backend: str, store: Any, options: Any, options_type: type) 
     if not isinstance(options, options_type):
         wanted = options_type.__name__
         raise ArgumentError(
-            f"{backend} got rpc_backend_options of type {type(options).__name__}; it takes only {wanted}. "
-            "Pass such options or none, or choose the backend of these options. torch: "
+            f"{backend} got rpc_backend_options of type {type(options).__name__}; it takes only "
+            f"{wanted}. Pass such options or none, or choose the backend of these options. torch: "
             f"`rpc_backend_options` must be a `{wanted}`"
         )
 
