@@ -324,6 +324,9 @@ def why_not_unpickled(result: AttributeError) -> AttributeError | None:
 #: The module whose classes torch's pickles of calls and of exceptions begin with.
 PICKLED_FROM = "torch.distributed.rpc.internal"
 
+#: The module of the functions that torch calls for a method called through an RRef.
+CALLS_OF_METHODS = "torch.distributed.rpc.rref_proxy"
+
 
 def is_remote_exception(result: Any) -> bool:
     """Return whether a result stands for an exception of the called function."""
