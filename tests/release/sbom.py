@@ -1,7 +1,7 @@
 """The bill of materials of a wheel, in the wheel (PEP 770), as CycloneDX 1.6.
 
-It names the distribution, and the software of others whose code is in the wheel. What pip installs beside the
-wheel has its own. auditwheel adds a second one to a wheel that it copies libraries into.
+It names the distribution, and the software of others whose code is in the wheel. What pip installs
+beside the wheel has its own. auditwheel adds a second one to a wheel that it copies libraries into.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 
-#: The ids of bills are made from this one and from the content, so that two builds of one commit are equal.
+#: Ids of bills are made from this and from the content, so that two builds of one commit are equal.
 _NAMESPACE = uuid.UUID("5b1d8f3e-6d0c-4f5b-9a53-0d6f3f0f2c11")
 
 
