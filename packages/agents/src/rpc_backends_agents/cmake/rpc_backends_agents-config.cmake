@@ -69,6 +69,9 @@ function(rpc_backends_module target module)
   string(REPLACE "." ";" words "${module}")
   list(POP_BACK words name)
   list(JOIN words "/" package)
+  if(NOT package)
+    set(package ".")  # a module of its own
+  endif()
   python_add_library(${target} MODULE WITH_SOABI ${ARGN})
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name}
     LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/modules/${package}")
