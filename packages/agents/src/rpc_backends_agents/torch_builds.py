@@ -1,0 +1,195 @@
+"""The builds of the extension ``_C``: which there are, and which one fits the installed torch.
+
+A wheel has builds for many versions of torch, each in a folder such as ``builds/torch-2.13``.
+``rpc-backends build-agents`` compiles one for any other torch, and keeps it in the user's cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+#: A yes lets a torch that there is no build for use the nearest one.
+VARIABLE = "RPC_BACKENDS_AGENTS_ANY_TORCH"
+#: What compiles a build for the installed torch.
+COMMAND = "rpc-backends build-agents"
+#: The name of a build's file for this Python.
+FILE = f"_C{EXTENSION_SUFFIXES[0]}"
+_YES = frozenset({"1", "true", "yes", "on"})
+_NO = frozenset({"", "0", "false", "no", "off"})
+#: A released version, in any build; neither a nightly (2.16.0.dev20261101) nor a vendor's (2.9.0a0+nv25.9).
+_RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*(?:\.post\d+)?(?:\+.*)?")
+_NUMBERS = re.compile(r"(\d+)\.(\d+)")
+_OLD_STRINGS = "-old-strings"
+_FOLDER = re.compile(rf"torch-(\d+)\.(\d+)({_OLD_STRINGS})?")
+_OLDEST_MINOR = (2, 6)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What the installed torch says of itself.
+
+    :ivar version: for example ``2.13.0+cpu``.
+    :ivar commit: the commit of torch that it was built from; empty if unknown.
+    :ivar new_strings: whether ``std::string`` has the layout of C++11.
+    """
+
+    version: str
+    commit: str
+    new_strings: bool
+
+    @classmethod
+    def installed(cls) -> Torch:
+        """Return what the installed torch says; imports torch."""
+        import torch
+
+        commit = getattr(torch.version, "git_version", None) or ""
+        return cls(str(torch.__version__), commit, torch.compiled_with_cxx11_abi())
+
+    @property
+    def minor(self) -> tuple[int, int]:
+        """The minor version, for example ``(2, 13)``."""
+        match = _NUMBERS.match(self.version)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
+
+    @property
+    def is_release(self) -> bool:
+        """Whether this is a release: all builds of a minor version have one C++ interface."""
+        return _RELEASE.fullmatch(self.version) is not None
+
+    def __str__(self) -> str:
+        """Return for example ``torch 2.6.0+cu124 (old std::string)``."""
+        return f"torch {self.version}{'' if self.new_strings else ' (old std::string)'}"
+
+
+@dataclass(frozen=True)
+class Build:
+    """A compiled ``_C``.
+
+    :ivar path: its file.
+    :ivar minor: the minor version of torch that it was compiled for.
+    :ivar new_strings: the layout of ``std::string`` that it was compiled with.
+    :ivar origin: ``package``, or ``cache`` for the user's.
+    """
+
+    path: Path
+    minor: tuple[int, int]
+    new_strings: bool
+    origin: str
+
+    def __str__(self) -> str:
+        """Return for example ``2.6 (old std::string)``."""
+        return f"{_dotted(self.minor)}{'' if self.new_strings else ' (old std::string)'}"
+
+
+def load(name: str) -> None:
+    """Put the build for the installed torch in the place of the module that is being imported.
+
+    :param name: the module's name.
+    :raises ImportError: there is no build for this torch, it may not be used, or it cannot be loaded;
+        the message says what to do.
+    """
+    torch = Torch.installed()
+    load_build(name, choose(torch), torch)
+
+
+def load_build(name: str, build: Build, torch: Torch) -> None:
+    """Load a build as the module of this name.
+
+    :raises ImportError: it does not fit the installed torch; the message says what to do.
+    """
+    path = str(build.path)
+    spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        sys.modules[name] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"rpc-backends-agents cannot load its build for torch {build} with {torch}: {error}. "
+            f"Compile one for this torch, which needs a C++ compiler: {COMMAND} --force",
+            name=name,
+            path=path,
+        ) from error
+
+
+def choose(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build:
+    """Return the build to use with a torch.
+
+    :raises ImportError: there is none, or it may not be used; the message says what to do.
+    """
+    build = fitting(torch, environ)
+    if build is not None:
+        return build
+    builds = [build for build in packaged() if build.new_strings == torch.new_strings]
+    if torch.minor >= _OLDEST_MINOR and builds and _takes_any_torch(environ):
+        same_minor = [build for build in builds if build.minor == torch.minor]
+        return (same_minor or builds)[-1]
+    raise ImportError(_no_build(torch))
+
+
+def fitting(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build | None:
+    """Return the build that was made for a torch: the user's, or that of the package; None if there is none.
+
+    :raises ImportError: others could have written the user's build.
+    """
+    from rpc_backends_agents import build_cache
+
+    path = build_cache.find(torch, environ)
+    if path is not None:
+        return Build(path, torch.minor, torch.new_strings, "cache")
+    if torch.is_release:
+        folder = f"torch-{_dotted(torch.minor)}{'' if torch.new_strings else _OLD_STRINGS}"
+        for place in _places():
+            path = place / folder / FILE
+            if path.exists():
+                return Build(path, torch.minor, torch.new_strings, "package")
+    return None
+
+
+def packaged() -> list[Build]:
+    """Return the builds of the installed package for this Python, by version of torch."""
+    builds = []
+    for place in _places():
+        for path in place.glob(f"*/{FILE}"):
+            if match := _FOLDER.fullmatch(path.parent.name):
+                minor = int(match[1]), int(match[2])
+                builds.append(Build(path, minor, match[3] is None, "package"))
+    return sorted(builds, key=lambda build: (build.minor, build.new_strings))
+
+
+def _no_build(torch: Torch) -> str:
+    known = ", ".join(map(str, packaged())) or "none"
+    head = f"rpc-backends-agents has no build for {torch}. It has builds for torch: {known}."
+    if torch.minor < _OLDEST_MINOR:
+        return f"{head} Install torch {_dotted(_OLDEST_MINOR)} or newer."
+    return (
+        f"{head} Compile one for this torch, which needs a C++ compiler: {COMMAND}. Or set {VARIABLE}=1 "
+        "to try the nearest one, which is safe only if torch's C++ interface has not changed since."
+    )
+
+
+def _takes_any_torch(environ: Mapping[str, str]) -> bool:
+    text = environ.get(VARIABLE, "").strip().lower()
+    if text not in _YES | _NO:
+        raise ImportError(f"{VARIABLE}={text!r} is neither yes nor no. Set it to 1 or 0.")
+    return text in _YES
+
+
+def _places() -> Iterator[Path]:
+    """Yield the folders that may have builds: an editable install has two."""
+    import rpc_backends_agents
+
+    for folder in rpc_backends_agents.__path__:
+        yield Path(folder, "builds")
+
+
+def _dotted(minor: tuple[int, int]) -> str:
+    return f"{minor[0]}.{minor[1]}"

