@@ -36,12 +36,12 @@ ON_NATIVE := packages/inspect plugins/opentelemetry
 PURE := . $(filter-out $(NATIVE) $(ON_NATIVE),$(ALL))
 DISTRIBUTIONS := $(PURE) $(NATIVE) $(ON_NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
-NATIVE_FILES := CMakeLists.txt $(NATIVE:%=%/CMakeLists.txt) \
+NATIVE_FILES := CMakeLists.txt $(NATIVE:%=%/CMakeLists.txt) packages/agents/torch.cmake \
     $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include packages/*/src/*/cmake plugins/*/src/*/include) -type f)
 EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
 # What our distributions need to build: tools, and UCX's headers. They are installed with torch, so that a build
 # needs no other environment.
-BUILD_TOOLS := 'scikit-build-core>=1.1' 'cmake>=3.28,<4' ninja 'setuptools>=77' 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
+BUILD_TOOLS := 'scikit-build-core>=1.1' 'pybind11>=2.13' 'cmake>=3.28,<4' ninja 'setuptools>=77' 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
 # What the demo needs, without tools for tests and documents.
 DEMO := packages/cli plugins/tensorpipe plugins/faulty_tensorpipe
 DEMO_NATIVE := packages/agents plugins/zeromq plugins/faults

@@ -22,6 +22,7 @@ from support.environments import clean_environ, extract_commit
 
 _BUILD_TOOLS = (
     "scikit-build-core>=1.1",
+    "pybind11>=2.13",
     "cmake>=3.28,<4",
     "ninja",
     "hatchling>=1.25",

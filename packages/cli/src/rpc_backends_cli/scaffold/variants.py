@@ -209,7 +209,7 @@ pip install "$folder" "$folder/plugins/tensorpipe" "$folder/plugins/faulty_tenso
 _INSTALL_AGENTS = f"""\
 {_INSTALL}\
 # This one is C++, and is compiled against the torch that is installed.
-pip install scikit-build-core cmake ninja "setuptools>=77"
+pip install scikit-build-core pybind11 cmake ninja "setuptools>=77"
 pip install --no-build-isolation "$folder/packages/agents"
 """
 
