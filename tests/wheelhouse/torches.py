@@ -1,10 +1,10 @@
 """What compilations need of torch: its headers, for each minor version, without installing it.
 
-The libraries of torch are not needed either: an extension may have undefined symbols, so it is linked to empty
-libraries of the same names. Tests import each extension with the real torch.
+The libraries of torch are not needed either: an extension may have undefined symbols, so it is linked to
+empty libraries of the same names. Tests import each extension with the real torch.
 
-``build/torch`` has a folder for each wheel of torch, which looks to CMake like an installed torch. A wheel has up to
-800 MB, and is deleted as soon as its headers are unpacked.
+``build/torch`` has a folder for each wheel of torch, which looks to CMake like an installed torch. A
+wheel has up to 800 MB, and is deleted as soon as its headers are unpacked.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from matrix import pairs
 _LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
 _CONFIG = "share/cmake/Torch/TorchConfig.cmake"
 _INTERNALS = re.compile(rb"__pybind11_internals_v\w+?__")
-#: torch 2.6 was also published with the new std::string: for Arm on the index, for x86 only elsewhere. This is the
-#: name that pybind11 has in the one for Arm, which was compiled by the same GCC 11.
+#: torch 2.6 was also published with the new std::string: for Arm on the index, for x86 only elsewhere.
+#: This is the name in the one for Arm.
 _INTERNALS_OF_NEW = b"__pybind11_internals_v4_gcc_libstdcpp_cxxabi1016__"
 #: Fetching is tried so many times, because a registry may drop a connection.
 _TRIES = 3
@@ -72,7 +72,7 @@ def published(python: Version) -> list[Version]:
 
 
 def headers_of(version: Version, python: Version, kept: Path) -> list[Headers]:
-    """Return the headers of a version of torch, one entry for each layout of ``std::string``; fetch them if necessary.
+    """Return the headers of a version of torch, for each layout of ``std::string``; fetch them once.
 
     The wheels for all versions of Python have the same headers, so one wheel is fetched.
 
@@ -137,7 +137,7 @@ def _unpack(wheel: Path, into: Path) -> None:
 
 
 def _make_libraries(folder: Path, internals: bytes) -> None:
-    """Make libraries with the names of torch's. One has the name of pybind11's internals, which CMake reads."""
+    """Make libraries with the names of torch's; CMake reads the name of pybind11's internals from one."""
     folder.mkdir()
     for name in _LIBRARIES:
         text = internals.decode() if name == "torch_python" else ""

@@ -56,8 +56,8 @@ def find(torch: Torch, environ: Mapping[str, str] = os.environ) -> Path | None:
         return None
     if reason := _why_foreign(path, top):
         raise ImportError(
-            f"rpc-backends-agents does not load {path}, because {reason}, and that user could have changed "
-            "it. Delete it, set XDG_CACHE_HOME to a folder of your own, and compile again: "
+            f"rpc-backends-agents does not load {path}, because {reason}, and that user could have "
+            "changed it. Delete it, set XDG_CACHE_HOME to a folder of your own, and compile again: "
             "rpc-backends build-agents"
         )
     return path

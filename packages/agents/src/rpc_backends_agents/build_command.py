@@ -39,7 +39,7 @@ def command(force: bool, as_json: bool) -> None:
             build = _compile(torch)
     if as_json:
         seconds = round(time.monotonic() - started, 1)
-        print_json({**compiling.description(build), "compiled": compiled, "seconds": seconds})
+        print_json({**build.data(), "compiled": compiled, "seconds": seconds})
     elif compiled:
         click.echo(f"Compiled for {torch}: {build.path}")
     else:
@@ -62,4 +62,4 @@ def _compile(torch: Torch) -> Build:
         raise Failure(f"the compiled file cannot be kept: {error}") from error
     except compiling.CompilationError as error:
         raise Failure(str(error)) from error
-    return Build(path, torch.minor, torch.new_strings, "cache")
+    return Build(path, torch.version, torch.new_strings, "cache")

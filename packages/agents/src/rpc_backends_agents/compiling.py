@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpc_backends_agents import sources
-from rpc_backends_agents.torch_builds import FILE, Build, Torch
+from rpc_backends_agents.torch_builds import FILE, Torch
 
 #: What CMake calls the extension.
 _TARGET = "agents_module"
@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from rpc_backends_agents.torch_builds import Build, Torch, load_build
 torch = Torch.installed()
-load_build("_C", Build(Path(sys.argv[1]), torch.minor, torch.new_strings, "cache"), torch)
+load_build("_C", Build(Path(sys.argv[1]), torch.version, torch.new_strings, "cache"), torch)
 """
 
 
@@ -57,14 +57,16 @@ class Tools:
         compiler = shutil.which(wanted.split()[0], path=path)
         if compiler is None:
             raise CompilationError(
-                f"there is no C++ compiler {wanted!r} here. Install one (Debian and Ubuntu: apt install g++; "
-                "Fedora: dnf install gcc-c++), or set CXX to its path."
+                f"there is no C++ compiler {wanted!r} here. Install one (Debian and Ubuntu: apt install "
+                "g++; Fedora: dnf install gcc-c++), or set CXX to its path."
             )
         cmake = shutil.which("cmake", path=path)
         ninja = shutil.which("ninja", path=path)
         if cmake is None or (ninja is None and shutil.which("make", path=path) is None):
             lacking = "cmake" if cmake is None else "ninja or make"
-            raise CompilationError(f"there is no {lacking} here. Install it: pip install cmake ninja")
+            raise CompilationError(
+                f"there is no {lacking} here. Install it: pip install cmake ninja"
+            )
         header = Path(sysconfig.get_path("include"), "Python.h")
         if not header.exists():
             version = ".".join(map(str, sys.version_info[:2]))
@@ -109,24 +111,19 @@ def _run(command: list[str], report: Callable[[str], None]) -> None:
     """Run a command; report how far it is, if it shows that."""
     output: list[str] = []
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             output.append(line)
             if step := _STEP.match(line):
-                report(f"compiling: {step[1]} of {step[2]}" if step[2] else f"compiling: {step[1]} %")
+                report(
+                    f"compiling: {step[1]} of {step[2]}" if step[2] else f"compiling: {step[1]} %"
+                )
     if process.returncode:
         shown = "".join(output[-_SHOWN:]).rstrip()
         raise CompilationError(f"{Path(command[0]).name} failed:\n{shown}")
-
-
-def description(build: Build) -> dict[str, object]:
-    """Return a build as data for JSON."""
-    minor = f"{build.minor[0]}.{build.minor[1]}"
-    return {
-        "path": str(build.path),
-        "torch": minor,
-        "old_strings": not build.new_strings,
-        "origin": build.origin,
-    }

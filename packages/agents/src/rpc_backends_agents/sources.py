@@ -1,4 +1,4 @@
-"""The C++ sources of the extension ``_C``, which the package has so that any torch can be compiled for."""
+"""The C++ sources of the extension ``_C``, which the package has so that users can compile it."""
 
 from __future__ import annotations
 

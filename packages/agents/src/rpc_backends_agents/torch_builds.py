@@ -23,11 +23,10 @@ COMMAND = "rpc-backends build-agents"
 FILE = f"_C{EXTENSION_SUFFIXES[0]}"
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
-#: A released version, in any build; neither a nightly (2.16.0.dev20261101) nor a vendor's (2.9.0a0+nv25.9).
-_RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)*(?:\.post\d+)?(?:\+.*)?")
+#: A release in any build (2.13.0+cpu), but no nightly (2.16.0.dev20261101) or vendor's (2.9.0a0+nv25.9).
+_RELEASE = re.compile(r"(\d+\.\d+)(?:\.\d+)*(?:\.post\d+)?(?:\+.*)?")
 _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 _OLD_STRINGS = "-old-strings"
-_FOLDER = re.compile(rf"torch-(\d+)\.(\d+)({_OLD_STRINGS})?")
 _OLDEST_MINOR = (2, 6)
 
 
@@ -55,13 +54,14 @@ class Torch:
     @property
     def minor(self) -> tuple[int, int]:
         """The minor version, for example ``(2, 13)``."""
-        match = _NUMBERS.match(self.version)
-        return (int(match[1]), int(match[2])) if match else (0, 0)
+        return _minor(self.version)
 
     @property
-    def is_release(self) -> bool:
-        """Whether this is a release: all builds of a minor version have one C++ interface."""
-        return _RELEASE.fullmatch(self.version) is not None
+    def folder(self) -> str:
+        """The folder of a build for this torch: one for all releases of a minor version."""
+        release = _RELEASE.fullmatch(self.version)
+        name = release[1] if release else self.version
+        return f"torch-{name}{'' if self.new_strings else _OLD_STRINGS}"
 
     def __str__(self) -> str:
         """Return for example ``torch 2.6.0+cu124 (old std::string)``."""
@@ -73,19 +73,40 @@ class Build:
     """A compiled ``_C``.
 
     :ivar path: its file.
-    :ivar minor: the minor version of torch that it was compiled for.
+    :ivar torch: the version of torch that it was compiled for: ``2.13``, if that is a release.
     :ivar new_strings: the layout of ``std::string`` that it was compiled with.
     :ivar origin: ``package``, or ``cache`` for the user's.
     """
 
     path: Path
-    minor: tuple[int, int]
+    torch: str
     new_strings: bool
     origin: str
 
+    @classmethod
+    def of_package(cls, path: Path) -> Build:
+        """Return a build of the package, described by the name of its folder."""
+        name = path.parent.name
+        version = name.removeprefix("torch-").removesuffix(_OLD_STRINGS)
+        return cls(path, version, not name.endswith(_OLD_STRINGS), "package")
+
+    @property
+    def minor(self) -> tuple[int, int]:
+        """The minor version of torch, for example ``(2, 13)``."""
+        return _minor(self.torch)
+
+    def data(self) -> dict[str, object]:
+        """Return the same for JSON."""
+        return {
+            "path": str(self.path),
+            "torch": self.torch,
+            "old_strings": not self.new_strings,
+            "origin": self.origin,
+        }
+
     def __str__(self) -> str:
         """Return for example ``2.6 (old std::string)``."""
-        return f"{_dotted(self.minor)}{'' if self.new_strings else ' (old std::string)'}"
+        return f"{self.torch}{'' if self.new_strings else ' (old std::string)'}"
 
 
 def load(name: str) -> None:
@@ -136,7 +157,7 @@ def choose(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build:
 
 
 def fitting(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build | None:
-    """Return the build that was made for a torch: the user's, or that of the package; None if there is none.
+    """Return the build for a torch, from the user's cache or the package; None if there is none.
 
     :raises ImportError: others could have written the user's build.
     """
@@ -144,24 +165,17 @@ def fitting(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build | No
 
     path = build_cache.find(torch, environ)
     if path is not None:
-        return Build(path, torch.minor, torch.new_strings, "cache")
-    if torch.is_release:
-        folder = f"torch-{_dotted(torch.minor)}{'' if torch.new_strings else _OLD_STRINGS}"
-        for place in _places():
-            path = place / folder / FILE
-            if path.exists():
-                return Build(path, torch.minor, torch.new_strings, "package")
+        return Build(path, torch.version, torch.new_strings, "cache")
+    for place in _places():
+        path = place / torch.folder / FILE
+        if path.exists():
+            return Build.of_package(path)
     return None
 
 
 def packaged() -> list[Build]:
     """Return the builds of the installed package for this Python, by version of torch."""
-    builds = []
-    for place in _places():
-        for path in place.glob(f"*/{FILE}"):
-            if match := _FOLDER.fullmatch(path.parent.name):
-                minor = int(match[1]), int(match[2])
-                builds.append(Build(path, minor, match[3] is None, "package"))
+    builds = [Build.of_package(path) for place in _places() for path in place.glob(f"*/{FILE}")]
     return sorted(builds, key=lambda build: (build.minor, build.new_strings))
 
 
@@ -169,7 +183,7 @@ def _no_build(torch: Torch) -> str:
     known = ", ".join(map(str, packaged())) or "none"
     head = f"rpc-backends-agents has no build for {torch}. It has builds for torch: {known}."
     if torch.minor < _OLDEST_MINOR:
-        return f"{head} Install torch {_dotted(_OLDEST_MINOR)} or newer."
+        return f"{head} Install torch {'.'.join(map(str, _OLDEST_MINOR))} or newer."
     return (
         f"{head} Compile one for this torch, which needs a C++ compiler: {COMMAND}. Or set {VARIABLE}=1 "
         "to try the nearest one, which is safe only if torch's C++ interface has not changed since."
@@ -191,5 +205,6 @@ def _places() -> Iterator[Path]:
         yield Path(folder, "builds")
 
 
-def _dotted(minor: tuple[int, int]) -> str:
-    return f"{minor[0]}.{minor[1]}"
+def _minor(version: str) -> tuple[int, int]:
+    match = _NUMBERS.match(version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
