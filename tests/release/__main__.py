@@ -2,7 +2,7 @@
 
 ::
 
-    make release-check                  # build and check: about ten minutes
+    make release-check                  # build and check: 15 minutes, less if nothing in C++ has changed
     make release-check SET=0.2.0        # only write this version into every place
 
 The files are in build/release/dist afterwards.
@@ -18,16 +18,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
 from release import contents, versions
 from support import quickstart
 from support.environments import clean_environ, distributions, extract_commit
+from wheelhouse.__main__ import build
+from wheelhouse.files import FilesError
 
 ROOT = Path(__file__).parents[2]
-#: Libraries that users have from torch and from libucx.
-_OF_OTHERS = (
-    *("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so"),
-    *("libucp.so.0", "libuct.so.0", "libucs.so.0", "libucm.so.0"),
-)
 
 
 class CheckFailedError(Exception):
@@ -43,12 +42,11 @@ class Check:
     def __init__(self, folder: Path, torch: str) -> None:
         self._torch = torch
         self._sources = folder / "sources"
-        self._built = folder / "built"
         self._dist = folder / "dist"
         self._venv = folder / "venv"
         self._work = folder / "work"
         shutil.rmtree(folder, ignore_errors=True)
-        for made in (self._sources, self._built, self._dist, self._work):
+        for made in (self._sources, self._work):
             made.mkdir(parents=True)
 
     def run(self) -> Iterator[str]:
@@ -60,8 +58,7 @@ class Check:
         _refuse("the versions differ", wrong)
         yield f"every place has the version {versions.version(ROOT)}"
         yield self._build()
-        yield self._repair()
-        files = sorted(map(str, self._dist.iterdir()))
+        files = sorted(str(path) for path in self._dist.iterdir() if path.is_file())
         _run([sys.executable, "-m", "twine", "check", "--strict", *files])
         yield f"twine accepts the {len(files)} files"
         yield self._compare()
@@ -69,25 +66,19 @@ class Check:
 
     def _build(self) -> str:
         _refuse("git archive", [] if extract_commit(ROOT, self._sources) else ["it failed"])
-        build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(self._built)]
-        folders = distributions(self._sources)
-        for folder in folders:
-            _run([*build, str(folder)])
-        return f"built an sdist and a wheel of {len(folders)} distributions"
-
-    def _repair(self) -> str:
-        """Give the wheels with C++ a tag that package indexes accept."""
-        excluded = [word for name in _OF_OTHERS for word in ("--exclude", name)]
-        tags = set()
-        for file in sorted(self._built.iterdir()):
-            if not file.name.endswith("-linux_x86_64.whl"):
-                shutil.copy(file, self._dist)
-                continue
-            command = ["repair", str(file), "--wheel-dir", str(self._dist), *excluded]
-            _run([sys.executable, "-m", "auditwheel", *command])
-            (repaired,) = self._dist.glob(f"{file.name.split('-')[0]}-*.whl")
-            tags.add(repaired.name.removesuffix(".whl").rpartition("-")[2])
-        return f"the wheels with C++ are for {', '.join(sorted(tags))}"
+        try:
+            build(
+                self._sources,
+                self._dist,
+                ROOT / "build",
+                lambda line: print(f"   {line}", flush=True),
+                pythons=[Version(".".join(map(str, sys.version_info[:2])))],
+            )
+        except (RuntimeError, FilesError, subprocess.CalledProcessError) as error:
+            raise CheckFailedError(str(error)) from error
+        tags = {file.stem.rpartition("-")[2] for file in self._dist.glob("*.whl")} - {"any"}
+        count = len(distributions(self._sources))
+        return f"built {count} distributions; the wheels with C++ are for {', '.join(sorted(tags))}"
 
     def _compare(self) -> str:
         count = 0

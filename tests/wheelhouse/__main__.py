@@ -17,14 +17,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from packaging.version import Version
 
 from matrix import pairs
-from wheelhouse import files, torches
+from support.environments import distributions
+from wheelhouse import files
 from wheelhouse.builds import Compiler
+from wheelhouse.torches import named, published
 
 
 def main() -> int:
@@ -47,40 +49,63 @@ def main() -> int:
         print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
 
     try:
-        build(given, say)
+        build(
+            given.sources.resolve(),
+            given.out,
+            given.kept.resolve(),
+            say,
+            pythons=list(map(Version, given.pythons.split())),
+            torches=given.torches,
+            sdists=not given.no_sdists,
+        )
     except (ValueError, RuntimeError, files.FilesError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def build(given: argparse.Namespace, say: Callable[[str], None]) -> None:
-    """Build what the command line asks for.
+def build(
+    sources: Path,
+    out: Path,
+    kept: Path,
+    say: Callable[[str], None],
+    *,
+    pythons: Sequence[Version],
+    torches: str = "",
+    sdists: bool = True,
+) -> None:
+    """Build the files of all distributions.
 
+    :param sources: the clone to build from.
+    :param out: the folder for the files; what is in it is deleted.
+    :param kept: the folder that keeps headers and compiled files.
+    :param say: gets a line for each step.
+    :param pythons: the versions of Python to build for.
+    :param torches: minor versions of torch, separated by spaces; all if empty.
     :raises ValueError: a version is not supported, or its Python is not installed.
+    :raises RuntimeError: the index or a wheel of torch cannot be read.
+    :raises FilesError: a build failed.
+    :raises subprocess.CalledProcessError: a compilation failed; `say` has got its output.
     """
-    folders = files.all_distributions(given.sources)
-    shutil.rmtree(given.out, ignore_errors=True)
-    kept = given.kept.resolve()
-    pythons = {
+    folders = distributions(sources)
+    shutil.rmtree(out, ignore_errors=True)
+    interpreters = {
         version: files.with_build_tools(version, kept / f"wheels/python{version}")
-        for version in map(Version, given.pythons.split())
+        for version in pythons
     }
     say("the build tools are installed")
-    wanted = {
-        version: torches.named(torches.published(version), given.torches) for version in pythons
-    }
-    compiler = Compiler(given.sources.resolve(), kept, say)
-    compiled = compiler.all(wanted, pythons)
-    if not given.no_sdists:
-        files.build_sdists(folders, given.out)
+    wanted = {version: named(published(version), torches) for version in pythons}
+    compiled = Compiler(sources, kept, say).all(wanted, interpreters)
+    if sdists:
+        files.build_sdists(folders, out)
         say(f"built {len(folders)} sdists")
-    for number, (version, python) in enumerate(pythons.items()):
+    for number, (version, python) in enumerate(interpreters.items()):
+        # The wheels without C++ are for any Python.
         chosen = folders if number == 0 else [one for one in folders if files.has_cpp(one)]
-        files.build_wheels(chosen, python, compiled[python], given.out)
+        files.build_wheels(chosen, python, compiled[python], out)
         say(f"built {len(chosen)} wheels with Python {version}")
-    files.make_index(given.out)
-    files.sizes(given.out, say)
+    files.make_index(out)
+    files.sizes(out, say)
 
 
 if __name__ == "__main__":

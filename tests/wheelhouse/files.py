@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from matrix import pairs
-from support.environments import clean_environ, distributions
+from support.environments import clean_environ
 from wheelhouse.builds import PLACE
 
 #: What builds of our distributions need. Builds are not isolated, so that it is installed once for all.
@@ -147,11 +147,6 @@ def sizes(folder: Path, say: Callable[[str], None]) -> None:
     """Say how large each wheel in a folder is."""
     for file in sorted(folder.glob("*.whl")):
         say(f"{file.stat().st_size / 1e6:7.2f} MB  {file.name}")
-
-
-def all_distributions(sources: Path) -> list[Path]:
-    """Return the folders of the distributions in a clone; the core comes first."""
-    return distributions(sources)
 
 
 def _run(command: Sequence[str | Path], environ: Mapping[str, str] | None = None) -> None:

@@ -12,7 +12,9 @@ import torch
 
 import rpc_backends_agents
 from rpc_backends_agents import build_cache, torch_builds
-from rpc_backends_agents.torch_builds import FILE, VARIABLE, Build, Torch, choose
+from rpc_backends_agents.build_cache import FILE
+from rpc_backends_agents.installed_torch import Torch
+from rpc_backends_agents.torch_builds import VARIABLE, Build, choose
 
 BUILDS = ("torch-2.6", "torch-2.6-old-strings", "torch-2.9", "torch-2.13")
 #: An extension that needs a symbol which no library has.

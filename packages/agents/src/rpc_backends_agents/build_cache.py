@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rpc_backends_agents.torch_builds import Torch
+from rpc_backends_agents import sources
+from rpc_backends_agents.installed_torch import Torch
 
+#: The name of a build's file for this Python.
+FILE = f"_C{EXTENSION_SUFFIXES[0]}"
 #: The permission bits with which others than the owner may write.
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -34,7 +36,7 @@ def folder(torch: Torch, top: Path) -> Path:
 
     :param top: what :func:`root` returns.
     """
-    from rpc_backends_agents import __version__, sources
+    from rpc_backends_agents import __version__
 
     names = ["torch", torch.version, torch.commit[:10], "" if torch.new_strings else "old-strings"]
     name = "-".join(filter(None, names))
@@ -46,8 +48,6 @@ def find(torch: Torch, environ: Mapping[str, str] = os.environ) -> Path | None:
 
     :raises ImportError: others than this user and root could have written it.
     """
-    from rpc_backends_agents.torch_builds import FILE
-
     top = root(environ)
     if top is None or not top.exists():
         return None

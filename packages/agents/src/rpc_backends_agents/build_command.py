@@ -7,7 +7,8 @@ import time
 import click
 
 from rpc_backends_agents import build_cache, compiling, torch_builds
-from rpc_backends_agents.torch_builds import Build, Torch
+from rpc_backends_agents.installed_torch import Torch
+from rpc_backends_agents.torch_builds import Build
 from rpc_backends_cli import Failure, debug_option, json_option, print_json, stdout_for_json
 
 

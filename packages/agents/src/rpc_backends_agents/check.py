@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rpc_backends_agents import torch_builds
-from rpc_backends_agents.torch_builds import Torch
+from rpc_backends_agents.installed_torch import Torch
 from rpc_backends_cli import Finding, Section
 
 

@@ -7,65 +7,24 @@ A wheel has builds for many versions of torch, each in a folder such as ``builds
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+
+from rpc_backends_agents import build_cache
+from rpc_backends_agents.build_cache import FILE
+from rpc_backends_agents.installed_torch import OLD_STRINGS, Torch, minor_of
 
 #: A yes lets a torch that there is no build for use the nearest one.
 VARIABLE = "RPC_BACKENDS_AGENTS_ANY_TORCH"
 #: What compiles a build for the installed torch.
 COMMAND = "rpc-backends build-agents"
-#: The name of a build's file for this Python.
-FILE = f"_C{EXTENSION_SUFFIXES[0]}"
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
-#: A release in any build (2.13.0+cpu), but no nightly (2.16.0.dev20261101) or vendor's (2.9.0a0+nv25.9).
-_RELEASE = re.compile(r"(\d+\.\d+)(?:\.\d+)*(?:\.post\d+)?(?:\+.*)?")
-_NUMBERS = re.compile(r"(\d+)\.(\d+)")
-_OLD_STRINGS = "-old-strings"
 _OLDEST_MINOR = (2, 6)
-
-
-@dataclass(frozen=True)
-class Torch:
-    """What the installed torch says of itself.
-
-    :ivar version: for example ``2.13.0+cpu``.
-    :ivar commit: the commit of torch that it was built from; empty if unknown.
-    :ivar new_strings: whether ``std::string`` has the layout of C++11.
-    """
-
-    version: str
-    commit: str
-    new_strings: bool
-
-    @classmethod
-    def installed(cls) -> Torch:
-        """Return what the installed torch says; imports torch."""
-        import torch
-
-        commit = getattr(torch.version, "git_version", None) or ""
-        return cls(str(torch.__version__), commit, torch.compiled_with_cxx11_abi())
-
-    @property
-    def minor(self) -> tuple[int, int]:
-        """The minor version, for example ``(2, 13)``."""
-        return _minor(self.version)
-
-    @property
-    def folder(self) -> str:
-        """The folder of a build for this torch: one for all releases of a minor version."""
-        release = _RELEASE.fullmatch(self.version)
-        name = release[1] if release else self.version
-        return f"torch-{name}{'' if self.new_strings else _OLD_STRINGS}"
-
-    def __str__(self) -> str:
-        """Return for example ``torch 2.6.0+cu124 (old std::string)``."""
-        return f"torch {self.version}{'' if self.new_strings else ' (old std::string)'}"
 
 
 @dataclass(frozen=True)
@@ -87,13 +46,13 @@ class Build:
     def of_package(cls, path: Path) -> Build:
         """Return a build of the package, described by the name of its folder."""
         name = path.parent.name
-        version = name.removeprefix("torch-").removesuffix(_OLD_STRINGS)
-        return cls(path, version, not name.endswith(_OLD_STRINGS), "package")
+        version = name.removeprefix("torch-").removesuffix(OLD_STRINGS)
+        return cls(path, version, not name.endswith(OLD_STRINGS), "package")
 
     @property
     def minor(self) -> tuple[int, int]:
         """The minor version of torch, for example ``(2, 13)``."""
-        return _minor(self.torch)
+        return minor_of(self.torch)
 
     def data(self) -> dict[str, object]:
         """Return the same for JSON."""
@@ -161,8 +120,6 @@ def fitting(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build | No
 
     :raises ImportError: others could have written the user's build.
     """
-    from rpc_backends_agents import build_cache
-
     path = build_cache.find(torch, environ)
     if path is not None:
         return Build(path, torch.version, torch.new_strings, "cache")
@@ -203,8 +160,3 @@ def _places() -> Iterator[Path]:
 
     for folder in rpc_backends_agents.__path__:
         yield Path(folder, "builds")
-
-
-def _minor(version: str) -> tuple[int, int]:
-    match = _NUMBERS.match(version)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
