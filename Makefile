@@ -12,6 +12,7 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 ONLY ?=
 SET ?=
+DIST ?=
 PYTHONS ?=
 TORCHES ?=
 STAGES ?=
@@ -141,7 +142,7 @@ wheels: $(WHEEL_VENV)/.installed  ## all wheels, for every torch, in dist/ (15 m
 	PYTHONPATH=tests $(WHEEL_VENV)/bin/python -m wheelhouse --torches "$(TORCHES)" $(if $(PYTHONS),--pythons "$(PYTHONS)")
 
 release-check: setup  ## build all files of a release, and try them in a bare environment (SET=0.2.0 sets the version)
-	PYTHONPATH=tests $(BIN)/python -m release --torch '$(TORCH)' $(if $(SET),--set $(SET))
+	PYTHONPATH=tests $(BIN)/python -m release --torch '$(TORCH)' $(if $(SET),--set $(SET)) $(if $(DIST),--dist $(DIST))
 
 soak: setup  ## the soak test: calls for an hour, memory must not grow (BACKEND=ZEROMQ MINUTES=60)
 	$(BIN)/python benchmarks/soak --backend $(or $(BACKEND),ZEROMQ) --minutes $(or $(MINUTES),60)
