@@ -60,7 +60,7 @@ QUICK := not slow and not thorough and not installed and not torch_suites and no
 # A name made from TORCH, so that another TORCH has another stamp file.
 TORCH_ID = $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo docs reports test test-all test-cpp test-cpp-sanitized fuzz stages test-quick test-lowest matrix lint typecheck format wheels release-check soak bench clean
+.PHONY: help setup demo docs reports test test-all test-cpp test-cpp-sanitized fuzz stages test-quick test-lowest matrix test-wheels lint typecheck format wheels release-check soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -120,6 +120,9 @@ test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supp
 
 matrix: setup  ## the tests with each torch and Python, 15 min a pair (ONLY="2.9 2.15 py3.12", AGAIN=1)
 	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" $(if $(AGAIN),--again)
+
+test-wheels: setup  ## the wheels with each torch, without a compiler: install, first call, doctor (3 min a pair; ONLY="2.9")
+	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" --stages wheels
 
 lint: setup  ## ruff and clang-format: lint and format check
 	@echo "==> ruff"

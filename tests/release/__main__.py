@@ -116,7 +116,9 @@ class Check:
             [*pip, "install", "-q", *found, self._torch, f"{_USERS}[all]=={versions.version(ROOT)}"]
         )
         _run([*pip, "check"])
-        code = "import sys; from importlib.metadata import version; list(map(version, sys.argv[1:]))"
+        code = (
+            "import sys; from importlib.metadata import version; list(map(version, sys.argv[1:]))"
+        )
         _run([str(python), "-c", code, *names])
         yield f"pip install '{_USERS}[all]' installs all {len(names)} distributions beside {self._torch}"
         for step in quickstart.run(python, self._work):
