@@ -22,7 +22,7 @@ from wheelhouse.builds import PLACE
 
 #: What builds of our distributions need. Builds are not isolated, so that it is installed once for all.
 BUILD_TOOLS = (
-    *("scikit-build-core>=1.1", "pybind11>=3", "cmake>=3.28,<4", "ninja", "setuptools>=77"),
+    *("scikit-build-core>=1.1", "pybind11>=2.13", "cmake>=3.28,<4", "ninja", "setuptools>=77"),
     *("hatchling>=1.25", "libucx-cu12>=1.18,<2"),
 )
 #: Libraries that users have from torch and from libucx.
