@@ -61,7 +61,7 @@ def test_a_failed_compilation_shows_the_compilers_output(cache: Path, tmp_path: 
     ended = rpc_backends("build-agents", "--force", XDG_CACHE_HOME=str(cache), CXX=str(compiler))
 
     assert ended.returncode == 1
-    assert "Error: cmake failed:" in ended.stderr
+    assert "Error: the compilation failed (cmake):" in ended.stderr
     assert "this compiler is broken" in ended.stderr
     assert list(cache.rglob("*.so")) == []
 

@@ -128,4 +128,4 @@ def _run(command: list[str], report: Callable[[str], None]) -> None:
                 )
     if process.returncode:
         shown = "".join(output[-_SHOWN:]).rstrip()
-        raise CompilationError(f"{Path(command[0]).name} failed:\n{shown}")
+        raise CompilationError(f"the compilation failed ({Path(command[0]).name}):\n{shown}")
