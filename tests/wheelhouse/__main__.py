@@ -97,12 +97,14 @@ def build(
     wanted = {version: named(published(version), torches) for version in pythons}
     compiled = Compiler(sources, kept, say).all(wanted, interpreters)
     if sdists:
-        files.build_sdists(folders, out)
+        for folder in folders:
+            files.build_sdist(folder, kept, out)
         say(f"built {len(folders)} sdists")
     for number, (version, python) in enumerate(interpreters.items()):
         # The wheels without C++ are for any Python.
         chosen = folders if number == 0 else [one for one in folders if files.has_cpp(one)]
-        files.build_wheels(chosen, python, compiled[python], out)
+        for folder in chosen:
+            files.build_wheel(folder, python, compiled[python], kept, out)
         say(f"built {len(chosen)} wheels with Python {version}")
     files.make_index(out)
     files.sizes(out, say)

@@ -61,7 +61,7 @@ class Compiler:
         self._kept = kept
         self._say = say
         self._inputs = _hash_of(sources)
-        self._compiler = subprocess.check_output([os.environ.get("CXX", "c++"), "--version"])
+        self._compiler = compiler_version()
 
     def all(
         self, torches: Mapping[Version, Sequence[Version]], pythons: Mapping[Version, Path]
@@ -151,6 +151,11 @@ class Compiler:
         for name in ("CXXFLAGS", "LDFLAGS"):
             digest.update(f"\n{os.environ.get(name, '')}".encode())
         return digest.hexdigest()[:16]
+
+
+def compiler_version() -> bytes:
+    """Return what the C++ compiler says of itself."""
+    return subprocess.check_output([os.environ.get("CXX") or "c++", "--version"])
 
 
 def _hash_of(sources: Path) -> str:

@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from matrix import pairs
 from support.environments import clean_environ
-from wheelhouse.builds import PLACE
+from wheelhouse.builds import PLACE, compiler_version
 
 #: What builds of our distributions need. Builds are not isolated, so that it is installed once for all.
 BUILD_TOOLS = (
@@ -30,6 +30,9 @@ _OF_OTHERS = (
     *("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so"),
     *("libucp.so.0", "libuct.so.0", "libucs.so.0", "libucm.so.0"),
 )
+
+
+_AGENTS = "packages/agents"
 
 
 class FilesError(Exception):
@@ -64,38 +67,100 @@ def has_cpp(folder: Path) -> bool:
     return (folder / "CMakeLists.txt").exists()
 
 
-def build_sdists(folders: Iterable[Path], into: Path) -> None:
-    """Build the sdist of each distribution."""
-    for folder in folders:
-        build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", into]
-        _run([*build, folder])
+def build_sdist(folder: Path, kept: Path, into: Path) -> None:
+    """Build the sdist of a distribution, or copy it if its files have not changed since it was built.
+
+    :param folder: the folder of the distribution.
+    :param kept: the folder that keeps files.
+    """
+
+    def build(made: Path) -> None:
+        command: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "build",
+            "--sdist",
+            "--no-isolation",
+            "--outdir",
+            made,
+        ]
+        _run([*command, folder])
+
+    _copy(_made_once(_hash([folder], "sdist"), kept, build), into)
 
 
-def build_wheels(
-    folders: Sequence[Path], python: Path, builds: Mapping[str, Path], into: Path
+def build_wheel(
+    folder: Path, python: Path, builds: Mapping[str, Path], kept: Path, into: Path
 ) -> None:
-    """Build a wheel of each distribution for one Python, and tag those with C++ for package indexes.
+    """Build the wheel of a distribution for one Python, or copy it if nothing has changed since.
+
+    A wheel with C++ gets the tag that package indexes need.
 
     :param python: an interpreter with :data:`BUILD_TOOLS`.
     :param builds: the files of the agents' builds for torch, by the names of their folders.
     """
-    into.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as made:
-        built, prebuilt = Path(made, "wheels"), Path(made, "prebuilt")
-        for name, file in builds.items():
-            place = prebuilt / PLACE / name
-            place.mkdir(parents=True)
-            shutil.copy(file, place)
-        command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-        _run(
-            [*command, "--wheel-dir", built, *folders],
-            {
+    inputs = [folder]
+    others = ["wheel"]
+    if has_cpp(folder):
+        inputs += folder.parents[1].glob(f"{_AGENTS}/src/*/include")
+        inputs += folder.parents[1].glob(f"{_AGENTS}/src/*/cmake")
+        others += [str(python), str(compiler_version())]
+    if folder.match(_AGENTS):
+        others += map(str, builds.values())  # their names have a hash of what they are made of
+
+    def build(made: Path) -> None:
+        with tempfile.TemporaryDirectory() as work:
+            built, prebuilt = Path(work, "wheels"), Path(work, "prebuilt")
+            for name, file in builds.items():
+                place = prebuilt / PLACE / name
+                place.mkdir(parents=True)
+                shutil.copy(file, place)
+            command: list[str | Path] = [python, "-m", "pip", "wheel", "-q", "--no-deps"]
+            command.append("--no-build-isolation")
+            environ = {
                 "SKBUILD_CMAKE_DEFINE": f"RPC_BACKENDS_PREBUILT={prebuilt}",
                 "PATH": os.pathsep.join((str(python.parent), os.environ["PATH"])),
-            },
-        )
-        for wheel in sorted(built.iterdir()):
-            _tag(wheel, into)
+            }
+            _run([*command, "--wheel-dir", built, folder], environ)
+            for wheel in built.iterdir():
+                _tag(wheel, made)
+
+    _copy(_made_once(_hash(inputs, *others), kept, build), into)
+
+
+def _made_once(key: str, kept: Path, make: Callable[[Path], None]) -> Path:
+    """Return a folder with the files of a key; make them if they are not kept."""
+    folder = kept / "files" / key
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            new = Path(made, "new")
+            new.mkdir()
+            make(new)
+            new.rename(folder)
+    return folder
+
+
+def _copy(folder: Path, into: Path) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        shutil.copy(file, into)
+
+
+def _hash(folders: Iterable[Path], *others: str) -> str:
+    """Return a hash of the files that distributions are built from, and of other inputs."""
+    digest = hashlib.sha256("\n".join((*others, *BUILD_TOOLS)).encode())
+    for folder in folders:
+        # The core's folder is that of the clone.
+        places = [folder / name for name in ("src", "tests", "docs")]
+        if not (folder / "packages").is_dir():
+            places = [folder]
+        files = {file for place in places for file in place.rglob("*")} | set(folder.iterdir())
+        for file in sorted(files):
+            if file.is_file() and file.suffix not in (".pyc", ".so"):
+                digest.update(f"\n{file.relative_to(folder)}\n".encode())
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _tag(wheel: Path, into: Path) -> None:
