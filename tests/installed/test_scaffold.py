@@ -63,7 +63,6 @@ def with_agents(
         "scikit-build-core",
         "pybind11",
         "cmake",
-        "setuptools",
         "ninja",
         "hatchling",
         "editables",

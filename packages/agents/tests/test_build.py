@@ -12,22 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import rpc_backends_agents
 from rpc_backends_agents import _C
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("packages/agents", "plugins/faults", "plugins/ucx", "plugins/zeromq")
-SOURCE = """
-#include <rpc_backends_agents/interceptor.h>
-#include <rpc_backends_agents/transport.h>
-
-#include <cstdio>
-
-int main() {
-  std::puts(rpc_backends::kTransportCapsule);
-  std::puts(rpc_backends::kInterceptorCapsule);
-}
-"""
 
 
 def configure(folder: str, into: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -70,20 +58,6 @@ def a_torch(folder: Path, config: str) -> Path:
         file.parent.mkdir(parents=True)  # each is in a folder of its own
         file.write_text(text)
     return folder
-
-
-@pytest.mark.parametrize(("abi", "end"), [(1, ""), (0, ".old-strings")])
-def test_the_names_of_capsules_show_the_layout(abi: int, end: str, tmp_path: Path) -> None:
-    (tmp_path / "names.cpp").write_text(SOURCE)
-    program = tmp_path / "names"
-    options = (
-        "-std=c++17",
-        f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
-        f"-I{rpc_backends_agents.include_dir()}",
-    )
-    subprocess.run(["c++", *options, "-o", program, tmp_path / "names.cpp"], check=True)
-    names = subprocess.check_output([program], text=True).split()
-    assert names == [f"rpc_backends.Transport.3{end}", f"rpc_backends.Interceptor.2{end}"]
 
 
 @pytest.mark.slow

@@ -69,7 +69,10 @@ PYBIND11_MODULE(_native_transport, module) {
   py::class_<NativeTransport>(module, "NativeTransport", py::module_local())
       .def(py::init<const py::object&>(), py::arg("transport"))
       .def(
-          "listen", [](NativeTransport& self, int id, const std::string& name) { return self.get().listen(id, name); },
+          "listen",
+          [](NativeTransport& self, int id, const std::string& name) {
+            return std::string(self.get().listen(id, name));
+          },
           release())
       .def(
           "learn",
@@ -86,5 +89,5 @@ PYBIND11_MODULE(_native_transport, module) {
           release())
       .def(
           "close", [](NativeTransport& self, double linger) { self.get().close(linger); }, release())
-      .def("metrics", [](NativeTransport& self) { return self.get().metrics(); }, release());
+      .def("metrics", [](NativeTransport& self) { return rpc_backends::metrics_of(self.get()); });
 }
