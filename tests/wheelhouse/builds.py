@@ -124,7 +124,15 @@ class Compiler:
                 "RPC_BACKENDS_TORCH": build.headers.folder,
                 "RPC_BACKENDS_ONLY_TORCH": "ON",
             }
-            configure = ["cmake", "-G", "Ninja", "-S", self._sources / _AGENTS, "-B", made]
+            configure: list[str | Path] = [
+                "cmake",
+                "-G",
+                "Ninja",
+                "-S",
+                self._sources / _AGENTS,
+                "-B",
+                made,
+            ]
             self._run(build, [*configure, *(f"-D{key}={variables[key]}" for key in variables)])
             self._run(build, ["cmake", "--build", made, "--target", _TARGET, "--parallel", "1"])
             (compiled,) = Path(made).glob(f"modules/{PLACE}/{build.headers.name}/{file.name}")
