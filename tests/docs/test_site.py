@@ -337,6 +337,7 @@ def test_the_page_of_the_command_lists_every_subcommand(site: Path) -> None:
         "faults check",
         "faults run",
         "faults report",
+        "build-agents",
         "secret",
     ):
         assert f'id="rpc-backends-{name.replace(" ", "-")}"' in page, name

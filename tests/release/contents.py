@@ -11,7 +11,7 @@ from pathlib import Path
 #: What a build adds to a wheel.
 _ADDED_TO_WHEEL = re.compile(
     r"[^/]+\.dist-info/(METADATA|RECORD|WHEEL|entry_points\.txt|top_level\.txt|licenses/LICENSE|sboms/.+)"
-    r"|[^/]+/_\w+\.cpython-\w+-[\w-]+\.so"  # extensions
+    r"|[^/]+/(builds/torch-[\w.+-]+/)?_\w+\.cpython-\w+-[\w-]+\.so"  # extensions
     r"|[^/]+\.libs/.+"  # auditwheel
 )
 #: What a build adds to an sdist.
@@ -46,7 +46,8 @@ def wheel_deviations(found: set[str], files: set[str]) -> list[str]:
     """
     wanted = {name.removeprefix("src/") for name in files if name.startswith("src/")}
     missing = [f"{name} is missing" for name in sorted(wanted - found)]
-    return missing + _unknown(found - wanted, _ADDED_TO_WHEEL)
+    carried = {name for name in found if name.partition("/sources/")[2] in files}  # C++
+    return missing + _unknown(found - wanted - carried, _ADDED_TO_WHEEL)
 
 
 def sdist_deviations(found: set[str], files: set[str]) -> list[str]:

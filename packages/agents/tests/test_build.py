@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from rpc_backends_agents import _C
+
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("packages/agents", "plugins/faults", "plugins/ucx", "plugins/zeromq")
 
@@ -104,7 +106,7 @@ def test_an_extension_without_torch_needs_no_library_of_it(module: str) -> None:
 
 
 def test_the_agents_need_libraries_of_torch() -> None:
-    file = extension("rpc_backends_agents._C")
+    file = _C.__file__
     assert "libtorch_cpu.so" in torch_libraries(file)
     assert torch_symbols(file)
 

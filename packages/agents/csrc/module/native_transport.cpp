@@ -64,7 +64,6 @@ PYBIND11_MODULE(_native_transport, module) {
   using release = py::call_guard<py::gil_scoped_release>;
 
   // This module loads with every torch, so it can say which torch the other module of this package needs.
-  module.attr("BUILT_FOR_TORCH") = RPC_BACKENDS_TORCH;
   py::register_local_exception<rpc_backends::TransportError>(module, "TransportError", PyExc_RuntimeError);
   rpc_backends::bind_part(module);
   py::class_<NativeTransport>(module, "NativeTransport", py::module_local())

@@ -22,7 +22,7 @@ class Kind(StrEnum):
 #: Versions that CI tests: the oldest and the newest that the dependencies allow.
 PYTHONS = ("3.11", "3.12", "3.13")
 TORCHES = ("2.6.0", "2.15.0")
-_TORCH = "torch>=2.6,<2.16"
+_TORCH = "torch>=2.6"
 
 _SOURCE = "src/{package}"
 _COMMON = {
