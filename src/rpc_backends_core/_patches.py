@@ -365,7 +365,6 @@ _DELETE_RREFS = "_delete_all_user_and_unforked_owner_rrefs"
 
 def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
     registry_module, api = rpc.backend_registry, rpc.api
-    options: Any = getattr(rpc, "TensorPipeRpcBackendOptions", None)
     shared = {
         "BackendType": BackendType,
         "backend_registered": backend_registered,
@@ -398,8 +397,22 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (rpc.internal, "serialize", serialize),
         (rpc.internal, "deserialize", deserialize),
         (rpc.internal, "_handle_exception", _handling_exceptions(rpc.internal)),
-        *([(options, "__init__", keeping_arguments(options.__init__))] if options else []),
+        *_options_class(rpc),
     ]
+
+
+def _options_class(rpc: Any) -> list[tuple[Any, str, Any]]:
+    """Return what replaces torch's ``TensorPipeRpcBackendOptions``, or its constructor."""
+    name = "TensorPipeRpcBackendOptions"
+    torchs: Any = getattr(rpc, name, None)
+    if torchs is None:
+        return []
+    if hasattr(rpc, "TensorPipeAgent"):
+        return [(torchs, "__init__", keeping_arguments(torchs.__init__))]
+    # Torch was built without TensorPipe, and leaves a class that cannot be constructed.
+    from rpc_backends_core._tensorpipe_options import TensorPipeRpcBackendOptions
+
+    return [(module, name, TensorPipeRpcBackendOptions) for module in (rpc, rpc.options)]
 
 
 def _take_over(registry: Registry, torchs: Any) -> None:

@@ -142,6 +142,16 @@ NAMES = (
         "import torch leaves torch's RPC unchanged",
     ),
     PrivateName(
+        "torch.distributed.rpc.options._to_device_map",
+        "checks device maps, in the options of TENSORPIPE on a torch without TensorPipe",
+        "such options cannot be constructed",
+    ),
+    PrivateName(
+        "torch.distributed.rpc.options._to_device_list",
+        "checks devices, in the options of TENSORPIPE on a torch without TensorPipe",
+        "such options cannot be constructed",
+    ),
+    PrivateName(
         "torch.distributed.rpc._rref_context_get_debug_info",
         "whether the owners have confirmed all RRefs of this worker, and the metrics of RRefs",
         "leaving a dynamic group of TENSORPIPE fails",
@@ -247,6 +257,24 @@ def stop_failed_agent() -> None:
     original_api("_reset_current_rpc_agent")()
 
 
+def shutdown(graceful: bool, timeout: float) -> None:
+    """Run torch's shutdown.
+
+    Torch's graceful one imports ``TensorPipeAgent``, so it fails on a torch without TensorPipe. The steps
+    that torch takes for other agents are repeated here.
+    """
+    torchs = original_api("shutdown")
+    if not graceful or hasattr(rpc, "TensorPipeAgent") or not has_current_agent():
+        torchs(graceful, timeout)
+        return
+    try:
+        rpc.api._wait_all_workers(timeout)
+        rpc.api._delete_all_user_and_unforked_owner_rrefs()
+        current_agent().join(shutdown=True, timeout=timeout)
+    finally:
+        torchs(graceful=False)
+
+
 def finalize_shutdown() -> None:
     """Run the last step of torch's shutdown."""
     rpc.api._finalize_shutdown()
@@ -302,6 +330,25 @@ def set_profiler_rank(rank: int) -> None:
 def log_api_usage() -> None:
     """Log the API use, as torch's ``init_rpc`` does."""
     torch._C._log_api_usage_once("torch.distributed.init_rpc")
+
+
+# --- options ----------------------------------------------------------------------------------------
+
+
+def device_map(devices: Any) -> dict[torch.device, torch.device]:
+    """Return a device map as torch's ``TensorPipeRpcBackendOptions`` keep it, with torch's errors."""
+    mapped: dict[torch.device, torch.device] = _options_module()._to_device_map(devices)
+    return mapped
+
+
+def device_list(devices: Any) -> list[torch.device]:
+    """Return devices as torch's ``TensorPipeRpcBackendOptions`` keep them, with torch's errors."""
+    listed: list[torch.device] = _options_module()._to_device_list(devices)
+    return listed
+
+
+def _options_module() -> Any:
+    return sys.modules["torch.distributed.rpc.options"]
 
 
 # --- results ----------------------------------------------------------------------------------------
