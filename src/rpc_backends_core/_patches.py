@@ -404,15 +404,17 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
 def _options_class(rpc: Any) -> list[tuple[Any, str, Any]]:
     """Return what replaces torch's ``TensorPipeRpcBackendOptions``, or its constructor."""
     name = "TensorPipeRpcBackendOptions"
-    torchs: Any = getattr(rpc, name, None)
-    if torchs is None:
+    options: Any = getattr(rpc, name, None)
+    if options is None:
         return []
-    if hasattr(rpc, "TensorPipeAgent"):
-        return [(torchs, "__init__", keeping_arguments(torchs.__init__))]
-    # Torch was built without TensorPipe, and leaves a class that cannot be constructed.
-    from rpc_backends_core._tensorpipe_options import TensorPipeRpcBackendOptions
+    replaced: list[tuple[Any, str, Any]] = []
+    if not hasattr(rpc, "TensorPipeAgent"):
+        # Torch was built without TensorPipe, and leaves a class that cannot be constructed.
+        from rpc_backends_core import _tensorpipe_options
 
-    return [(module, name, TensorPipeRpcBackendOptions) for module in (rpc, rpc.options)]
+        options = _tensorpipe_options.TensorPipeRpcBackendOptions
+        replaced = [(module, name, options) for module in (rpc, rpc.options)]
+    return [*replaced, (options, "__init__", keeping_arguments(options.__init__))]
 
 
 def _take_over(registry: Registry, torchs: Any) -> None:

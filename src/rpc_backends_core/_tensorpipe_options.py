@@ -11,8 +11,6 @@ from torch.distributed.rpc.constants import (
     DEFAULT_RPC_TIMEOUT_SEC,
 )
 
-from rpc_backends_core._patches import keeping_arguments
-
 
 class TensorPipeRpcBackendOptions(RpcBackendOptions):
     """The options of torch's TENSORPIPE, with torch's names, defaults and errors.
@@ -26,10 +24,11 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     :param devices: the CUDA devices of this worker that RPC may use.
     :param _transports: transports of TensorPipe; other backends do not have them.
     :param _channels: channels of TensorPipe; other backends do not have them.
+    :ivar device_maps: ``device_maps`` with :class:`torch.device` in it.
+    :ivar devices: ``devices`` as a list of :class:`torch.device`.
     :raises ValueError: two devices are mapped to one, or ``devices`` has one that is not of CUDA.
     """
 
-    @keeping_arguments
     def __init__(
         self,
         *,

@@ -54,7 +54,7 @@ def test_entries_are_added_to_device_maps(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        (lambda kind: kind(num_threads=3), TypeError, "num_worker_threads"),
+        (lambda kind: kind(num_threads=3), TypeError, "num_threads"),
         (lambda kind: kind(devices=["cpu"]), ValueError, "expect a list of CUDA devices"),
         (
             lambda kind: kind(device_maps={"a": {"cuda:0": "cuda:1", "cuda:2": "cuda:1"}}),
