@@ -397,7 +397,6 @@ _DELETE_RREFS = "_delete_all_user_and_unforked_owner_rrefs"
 
 def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
     registry_module, api = rpc.backend_registry, rpc.api
-    options: Any = getattr(rpc, "TensorPipeRpcBackendOptions", None)
     shared = {
         "BackendType": BackendType,
         "backend_registered": backend_registered,
@@ -431,8 +430,24 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (rpc.internal, "serialize", serialize),
         (rpc.internal, "deserialize", deserialize),
         (rpc.internal, "_handle_exception", _handling_exceptions(rpc.internal)),
-        *([(options, "__init__", keeping_arguments(options.__init__))] if options else []),
+        *_options_class(rpc),
     ]
+
+
+def _options_class(rpc: Any) -> list[tuple[Any, str, Any]]:
+    """Return what replaces torch's ``TensorPipeRpcBackendOptions``, or its constructor."""
+    name = "TensorPipeRpcBackendOptions"
+    options: Any = getattr(rpc, name, None)
+    if options is None:
+        return []
+    replaced: list[tuple[Any, str, Any]] = []
+    if not hasattr(rpc, "TensorPipeAgent"):
+        # Torch was built without TensorPipe, and leaves a class that cannot be constructed.
+        from rpc_backends_core import _tensorpipe_options
+
+        options = _tensorpipe_options.TensorPipeRpcBackendOptions
+        replaced = [(module, name, options) for module in (rpc, rpc.options)]
+    return [*replaced, (options, "__init__", keeping_arguments(options.__init__))]
 
 
 def _take_over(registry: Registry, torchs: Any) -> None:

@@ -109,6 +109,12 @@ def test_the_generated_tables_of_options_are_up_to_date() -> None:
         assert page.read_text() == wanted, page
 
 
+def test_the_table_of_torchs_private_names_is_up_to_date() -> None:
+    """If this fails, run `python docs/_ext/private_names.py`."""
+    made = runpy.run_path(str(DOCS / "_ext/private_names.py"))
+    assert made["PAGE"].read_text() == made["page"]()
+
+
 # --- errors ------------------------------------------------------------------------------------------
 
 

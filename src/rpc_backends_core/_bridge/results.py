@@ -56,7 +56,10 @@ def not_pickled(result: Any, error: Exception) -> Any:
     """Return the exception that the caller gets instead of a result that this worker cannot pickle.
 
     :param result: the result, or the ``RemoteException`` of a function that has raised.
+    :raises Exception: ``error``, if RPC is not running: then a program has called torch's ``serialize``.
     """
+    if not torch_internals.has_current_agent():
+        raise error
     if torch_internals.is_remote_exception(result):
         return torch_internals.remote_exception(
             f"{result.msg}\nThe caller gets a RuntimeError, because this worker cannot pickle the class "

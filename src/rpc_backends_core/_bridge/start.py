@@ -81,7 +81,7 @@ def _start_resolved(
     backend: Any, options: Any, name: Any, rank: Any, world_size: Any, store: Any
 ) -> None:
     settings = Settings.from_environment()
-    resolved = _resolve.resolve_start(backend, options, settings)
+    resolved = _resolve.resolve_start(backend, options, settings, is_dynamic=not world_size)
     _check_arguments(resolved, name, rank, world_size)
     resolved.hooks.rpc_backends_start(
         backend=resolved.name,
