@@ -66,6 +66,7 @@ class Check:
         yield f"every place has the version {versions.version(ROOT)}"
         if self._built is None:
             yield self._build()
+            yield self._build_again()
         files = sorted(str(path) for path in self._dist.iterdir() if path.is_file())
         _run([sys.executable, "-m", "twine", "check", "--strict", *files])
         yield f"twine accepts the {len(files)} files"
@@ -74,19 +75,37 @@ class Check:
 
     def _build(self) -> str:
         _refuse("git archive", [] if extract_commit(ROOT, self._sources) else ["it failed"])
-        try:
-            build(
-                self._sources,
-                self._dist,
-                ROOT / "build",
-                lambda line: print(f"   {line}", flush=True),
-                pythons=[Version(".".join(map(str, sys.version_info[:2])))],
-            )
-        except (RuntimeError, FilesError, subprocess.CalledProcessError) as error:
-            raise CheckFailedError(str(error)) from error
+        self._build_files(self._sources, self._dist, ROOT / "build")
         tags = {file.stem.rpartition("-")[2] for file in self._dist.glob("*.whl")} - {"any"}
         count = len(distributions(self._sources))
         return f"built {count} distributions; the wheels with C++ are for {', '.join(sorted(tags))}"
+
+    def _build_again(self) -> str:
+        """Build in another folder, with nothing kept but torch's headers, and compare."""
+        again = self._work / "again"
+        shutil.copytree(self._sources, again / "sources")
+        (again / "kept").mkdir()
+        (again / "kept/torch").symlink_to(ROOT / "build/torch")
+        newest = contents.newest_torch(self._dist)
+        self._build_files(again / "sources", again / "dist", again / "kept", newest)
+        count, different = contents.differences(self._dist, again / "dist")
+        _refuse("a second build in another folder has other content", different)
+        return (
+            f"a second build, with the agents for torch {newest} alone, has the same {count} files"
+        )
+
+    def _build_files(self, sources: Path, out: Path, kept: Path, torches: str = "") -> None:
+        try:
+            build(
+                sources,
+                out,
+                kept,
+                lambda line: print(f"   {line}", flush=True),
+                pythons=[Version(".".join(map(str, sys.version_info[:2])))],
+                torches=torches,
+            )
+        except (RuntimeError, FilesError, subprocess.CalledProcessError) as error:
+            raise CheckFailedError(str(error)) from error
 
     def _compare(self) -> str:
         count = 0

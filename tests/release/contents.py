@@ -65,6 +65,41 @@ def sdist_deviations(found: set[str], files: set[str]) -> list[str]:
     return missing + _unknown(found - files, _ADDED_TO_SDIST)
 
 
+def newest_torch(dist: Path) -> str:
+    """Return the newest minor version of torch that the wheel of the agents has a build for."""
+    (wheel,) = dist.glob("rpc_backends_agents-*.whl")
+    found = (re.search(r"/builds/torch-(\d+)\.(\d+)/", name) for name in of_wheel(wheel))
+    return "%d.%d" % max((int(match[1]), int(match[2])) for match in found if match)
+
+
+def differences(first: Path, second: Path) -> tuple[int, list[str]]:
+    """Compare the files of two builds, byte for byte.
+
+    The second one may have fewer builds of the agents, so what lists them is not compared.
+
+    :returns: the number of files that were compared, and a line for each that differs.
+    """
+    count, different = 0, []
+    for file in sorted(second.iterdir()):
+        if file.is_dir():
+            continue
+        other = first / file.name
+        if not other.exists():
+            different.append(f"{file.name} is not in {first}")
+        elif file.name.startswith("rpc_backends_agents") and file.suffix == ".whl":
+            with zipfile.ZipFile(file) as here, zipfile.ZipFile(other) as there:
+                for name in here.namelist():
+                    if not name.endswith(("/RECORD", ".cdx.json")):
+                        count += 1
+                        if here.read(name) != there.read(name):
+                            different.append(f"{file.name}: {name}")
+        else:
+            count += 1
+            if file.read_bytes() != other.read_bytes():
+                different.append(file.name)
+    return count, different
+
+
 def _unknown(names: set[str], added: re.Pattern[str]) -> list[str]:
     return [
         f"{name} is not a file of the commit" for name in sorted(names) if not added.fullmatch(name)

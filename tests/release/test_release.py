@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from release import contents, sbom, versions
+from release import contents, versions
 
 ROOT = Path(__file__).parents[2]
 FILES = {"pyproject.toml", "README.md", "src/a/__init__.py", "src/a/py.typed", "tests/test_a.py"}
@@ -74,47 +70,10 @@ def test_an_sdist_may_have_tests_and_must_have_sources() -> None:
     ]
 
 
-def make_wheel(folder: Path) -> Path:
-    """Write a wheel with one module."""
-    wheel = folder / "a-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("a.py", "")
-        archive.writestr(
-            "a-1.0.dist-info/METADATA",
-            "Metadata-Version: 2.4\nName: a\nVersion: 1.0\nLicense-Expression: BSD-3-Clause\n",
-        )
-        archive.writestr("a-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
-        archive.writestr("a-1.0.dist-info/RECORD", "a.py,,\na-1.0.dist-info/RECORD,,\n")
-    return wheel
+def test_a_file_that_differs_between_two_builds_is_listed(tmp_path: Path) -> None:
+    for folder, content in (("first", b"1"), ("second", b"2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a-1.tar.gz").write_bytes(content)
+        (tmp_path / folder / "b-1.tar.gz").write_bytes(b"equal")
 
-
-def test_a_bill_of_materials_names_what_is_inside(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path)
-
-    sbom.add(wheel, [sbom.Component("pybind11", "3.0.1", "BSD-3-Clause")])
-
-    with zipfile.ZipFile(wheel) as archive:
-        bill = json.loads(archive.read("a-1.0.dist-info/sboms/a.cdx.json"))
-    assert bill["metadata"]["component"]["name"] == "a"
-    assert [entry["purl"] for entry in bill["components"]] == ["pkg:pypi/pybind11@3.0.1"]
-
-
-def test_the_record_of_a_wheel_has_the_hash_of_the_bill(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path)
-    sbom.add(wheel, [])
-    with zipfile.ZipFile(wheel) as archive:
-        content = archive.read("a-1.0.dist-info/sboms/a.cdx.json")
-        lines = archive.read("a-1.0.dist-info/RECORD").decode().splitlines()
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
-    assert f"a-1.0.dist-info/sboms/a.cdx.json,sha256={digest},{len(content)}" in lines
-    assert lines[-1] == "a-1.0.dist-info/RECORD,,"
-
-
-def test_a_bill_written_twice_leaves_the_wheel_the_same(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path)
-    sbom.add(wheel, [])
-    once = wheel.read_bytes()
-
-    sbom.add(wheel, [])
-
-    assert wheel.read_bytes() == once
+    assert contents.differences(tmp_path / "first", tmp_path / "second") == (2, ["a-1.tar.gz"])

@@ -140,9 +140,10 @@ class Compiler:
 
     def _run(self, build: Build, command: list[str | Path]) -> None:
         path = os.pathsep.join((str(build.python.parent), os.environ["PATH"]))
+        flags = without_paths({self._sources: "", build.headers.folder: "torch"})
         done = subprocess.run(
             command,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, "CXXFLAGS": flags},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -164,6 +165,15 @@ class Compiler:
 def compiler_version() -> bytes:
     """Return what the C++ compiler says of itself."""
     return subprocess.check_output([os.environ.get("CXX") or "c++", "--version"])
+
+
+def without_paths(folders: Mapping[Path, str]) -> str:
+    """Return flags of the compiler with which a result does not depend on where the sources lie.
+
+    :param folders: what replaces each folder in the paths of files.
+    """
+    mapped = (f"-ffile-prefix-map={folder}={name or '.'}" for folder, name in folders.items())
+    return " ".join((os.environ.get("CXXFLAGS", ""), *mapped)).strip()
 
 
 def _hash_of(sources: Path) -> str:

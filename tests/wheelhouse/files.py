@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -18,7 +18,8 @@ from packaging.version import Version
 
 from matrix import pairs
 from support.environments import clean_environ
-from wheelhouse.builds import PLACE, compiler_version
+from wheelhouse import sbom
+from wheelhouse.builds import PLACE, compiler_version, without_paths
 
 #: What builds of our distributions need. Builds are not isolated, so that it is installed once for all.
 BUILD_TOOLS = (
@@ -30,9 +31,10 @@ _OF_OTHERS = (
     *("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so"),
     *("libucp.so.0", "libuct.so.0", "libucs.so.0", "libucm.so.0"),
 )
-
-
 _AGENTS = "packages/agents"
+#: The time of all files in sdists and wheels, so that two builds of the same sources are equal.
+_TIME = "1577836800"
+_LICENSE = "BSD-3-Clause"  # of pybind11 and of torch
 
 
 class FilesError(Exception):
@@ -120,12 +122,29 @@ def build_wheel(
             environ = {
                 "SKBUILD_CMAKE_DEFINE": f"RPC_BACKENDS_PREBUILT={prebuilt}",
                 "PATH": os.pathsep.join((str(python.parent), os.environ["PATH"])),
+                "CXXFLAGS": without_paths({folder: "", folder.parents[1]: ""}),
             }
             _run([*command, "--wheel-dir", built, folder], environ)
             for wheel in built.iterdir():
                 _tag(wheel, made)
+            for wheel in made.iterdir():
+                sbom.add(wheel, _inside(folder, python, builds))
 
     _copy(_made_once(_hash(inputs, *others), kept, build), into)
+
+
+def _inside(folder: Path, python: Path, builds: Mapping[str, Path]) -> Iterator[sbom.Component]:
+    """Yield the software of others whose code is in a wheel: C++ that headers bring along.
+
+    libzmq and UCX are not: they are installed beside the wheel, with pyzmq and libucx-cu12.
+    """
+    if has_cpp(folder):
+        code = "import importlib.metadata as m; print(m.version('pybind11'))"
+        version = subprocess.check_output([python, "-c", code], text=True).strip()
+        yield sbom.Component("pybind11", version, _LICENSE)
+    if folder.match(_AGENTS):
+        for name in sorted(builds):
+            yield sbom.Component("torch", name.split("-")[1], _LICENSE)
 
 
 def _made_once(key: str, kept: Path, make: Callable[[Path], None]) -> Path:
@@ -219,7 +238,7 @@ def _run(command: Sequence[str | Path], environ: Mapping[str, str] | None = None
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         command,
-        env=clean_environ({"PATH": path, **(environ or {})}),
+        env=clean_environ({"PATH": path, "SOURCE_DATE_EPOCH": _TIME, **(environ or {})}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

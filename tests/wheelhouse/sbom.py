@@ -13,7 +13,7 @@ import io
 import json
 import uuid
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -44,7 +44,7 @@ class Component:
         }
 
 
-def add(wheel: Path, inside: Sequence[Component]) -> None:
+def add(wheel: Path, inside: Iterable[Component]) -> None:
     """Write the bill of materials into a wheel; one that is there is replaced.
 
     :param inside: the software of others whose code is in the wheel.
@@ -71,7 +71,7 @@ def add(wheel: Path, inside: Sequence[Component]) -> None:
     rewritten.replace(wheel)
 
 
-def _bill(product: Component, inside: Sequence[Component]) -> bytes:
+def _bill(product: Component, inside: Iterable[Component]) -> bytes:
     bill: dict[str, object] = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
