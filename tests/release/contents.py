@@ -69,7 +69,8 @@ def newest_torch(dist: Path) -> str:
     """Return the newest minor version of torch that the wheel of the agents has a build for."""
     (wheel,) = dist.glob("rpc_backends_agents-*.whl")
     found = (re.search(r"/builds/torch-(\d+)\.(\d+)/", name) for name in of_wheel(wheel))
-    return "%d.%d" % max((int(match[1]), int(match[2])) for match in found if match)
+    major, minor = max((int(match[1]), int(match[2])) for match in found if match)
+    return f"{major}.{minor}"
 
 
 def differences(first: Path, second: Path) -> tuple[int, list[str]]:
