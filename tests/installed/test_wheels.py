@@ -92,7 +92,7 @@ def test_the_wheel_of_the_agents_has_a_build_for_torch(wheels: dict[str, Path]) 
 def test_the_wheel_of_the_agents_has_its_sources(wheels: dict[str, Path]) -> None:
     folder = FOLDERS["rpc-backends-agents"]
     files = [folder / "CMakeLists.txt", *folder.glob("*.cmake"), *folder.glob("csrc/**/*.*")]
-    sources = {f"rpc_backends_agents/sources/{path.relative_to(folder)}" for path in files}
+    sources = {f"rpc_backends_agents/cpp/{path.relative_to(folder)}" for path in files}
 
     assert sources <= set(names_in(wheels["rpc-backends-agents"]))
 

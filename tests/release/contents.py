@@ -46,7 +46,7 @@ def wheel_deviations(found: set[str], files: set[str]) -> list[str]:
     """
     wanted = {name.removeprefix("src/") for name in files if name.startswith("src/")}
     missing = [f"{name} is missing" for name in sorted(wanted - found)]
-    carried = {name for name in found if name.partition("/sources/")[2] in files}  # C++
+    carried = {name for name in found if name.partition("/cpp/")[2] in files}  # C++
     return missing + _unknown(found - wanted - carried, _ADDED_TO_WHEEL)
 
 

@@ -10,7 +10,7 @@ _PACKAGE = Path(__file__).parent
 
 def folder() -> Path:
     """Return the folder with ``CMakeLists.txt`` and ``csrc``: of the wheel, or of a clone."""
-    carried = _PACKAGE / "sources"
+    carried = _PACKAGE / "cpp"
     return carried if carried.is_dir() else _PACKAGE.parents[1]
 
 
