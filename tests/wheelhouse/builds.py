@@ -122,7 +122,7 @@ class Compiler:
                 "CMAKE_BUILD_TYPE": "Release",
                 "Python_EXECUTABLE": build.python,
                 "RPC_BACKENDS_TORCH": build.headers.folder,
-                "RPC_BACKENDS_ONLY_TORCH": "ON",
+                "AGENTS_FOR_TORCH_ALONE": "ON",
             }
             configure: list[str | Path] = [
                 "cmake",

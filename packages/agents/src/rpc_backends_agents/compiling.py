@@ -97,7 +97,7 @@ def compile_build(torch: Torch, folder: Path, report: Callable[[str], None]) -> 
         variables = {
             "CMAKE_BUILD_TYPE": "Release",
             "Python_EXECUTABLE": sys.executable,
-            "RPC_BACKENDS_ONLY_TORCH": "ON",
+            "AGENTS_FOR_TORCH_ALONE": "ON",
         }
         report("configuring")
         _run([*configure, *(f"-D{name}={value}" for name, value in variables.items())], report)
