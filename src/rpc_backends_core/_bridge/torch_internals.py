@@ -24,8 +24,8 @@ from rpc_backends_core._process_state import STATE
 
 #: The versions of torch in which `make matrix` found the older names of the list.
 _MATRIX = "2.6.0, 2.9.1, 2.13.0, 2.14.1, 2.15.0"
-#: The version in which the others were found.
-_NEWEST_HERE = "2.13.0"
+#: The versions in which the others were found.
+_LATER = "2.9.1, 2.13.0"
 
 
 class PrivateName(NamedTuple):
@@ -67,7 +67,7 @@ NAMES = (
         "torch.distributed.rpc.api._destroy_rref_context",
         "called at shutdown; the agent stops before it, as requests must not use RRefs meanwhile",
         "a worker that leaves while others call it may crash",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.api._delete_all_user_and_unforked_owner_rrefs",
@@ -128,91 +128,91 @@ NAMES = (
         "torch.distributed.rpc.internal._handle_exception",
         "called with each result; raises the errors that results stand for",
         "a result that cannot be unpickled is returned as an AttributeError",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal._InternalRPCPickler",
         "its deserialize() makes an AttributeError of a result that it cannot unpickle",
         "a result that cannot be unpickled is returned as an AttributeError",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal._internal_rpc_pickler",
         "pickles results, and unpickles calls and results",
         "import torch leaves torch's RPC unchanged",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal.PythonUDF",
         "a call of a Python function, made for a call that cannot be unpickled",
         "the caller gets torch's error, which does not name the worker",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal.RemoteException",
         "the exception of a called function, with its text and type",
         "import torch leaves torch's RPC unchanged",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.PyRRef",
         "the class of RRefs in C++; its methods limit timeouts, and name the owner in errors",
         "import torch leaves torch's RPC unchanged",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal.serialize",
         "pickles results; the error of a result that cannot be pickled names the worker",
         "import torch leaves torch's RPC unchanged",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal.deserialize",
         "unpickles calls and results; its errors name the class and the worker",
         "import torch leaves torch's RPC unchanged",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal._internal_rpc_pickler._dispatch_table",
         "how types are pickled; refuses tensors on which TensorPipe ends the process",
         "import torch leaves torch's RPC unchanged",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal._internal_rpc_pickler._tensor_reducer",
         "pickles a tensor after that check",
         "import torch leaves torch's RPC unchanged",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.api.rpc_async.__wrapped__",
         "a call without torch's check that RPC is initialised, which is made before",
         "import torch leaves torch's RPC unchanged",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch._mkldnn",
         "the layout of MKL-DNN tensors, which cannot be sent",
         "import torch leaves torch's RPC unchanged",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch._C._log_api_usage_once",
         "logs the use of init_rpc, as torch does",
         "init_rpc fails",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.options._to_device_map",
         "checks device maps, in the options of TENSORPIPE on a torch without TensorPipe",
         "such options cannot be constructed",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.options._to_device_list",
         "checks devices, in the options of TENSORPIPE on a torch without TensorPipe",
         "such options cannot be constructed",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc._rref_context_get_debug_info",
@@ -223,7 +223,7 @@ NAMES = (
         "torch.distributed.rpc._set_rpc_timeout",
         "changes the default timeout; limited to the longest that torch can represent",
         "a longer timeout, such as infinity, becomes negative",
-        _NEWEST_HERE,
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc._init_counter_lock",
