@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from rpc_backends_agents import sources
 from rpc_backends_agents.installed_torch import Torch
 
 #: The name of a build's file for this Python.
@@ -36,7 +35,7 @@ def folder(torch: Torch, top: Path) -> Path:
 
     :param top: what :func:`root` returns.
     """
-    from rpc_backends_agents import __version__
+    from rpc_backends_agents import __version__, sources
 
     names = ["torch", torch.version, torch.commit[:10], "" if torch.new_strings else "old-strings"]
     name = "-".join(filter(None, names))

@@ -21,6 +21,8 @@ from rpc_backends_agents.installed_torch import Torch
 _TARGET = "agents_module"
 #: How ninja and make show how far they are.
 _STEP = re.compile(r"\[\s*(\d+)(?:/(\d+)|%)\]")
+#: What the CMakeLists.txt needs.
+_OLDEST_CMAKE = (3, 26)
 #: How many lines of a failed command's output are shown.
 _SHOWN = 40
 _CHECK = """\
@@ -50,11 +52,11 @@ class Tools:
 
     @classmethod
     def of_this_machine(cls) -> Tools:
-        """Find the programs, in ``PATH`` or beside the Python interpreter.
+        """Find the programs beside the Python interpreter, where pip installs them, or in ``PATH``.
 
-        :raises CompilationError: one is missing; the text says how to install it.
+        :raises CompilationError: one is missing or too old; the text says how to install it.
         """
-        path = os.pathsep.join((os.environ.get("PATH", ""), str(Path(sys.executable).parent)))
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         wanted = os.environ.get("CXX") or "c++"
         compiler = shutil.which(wanted.split()[0], path=path)
         if compiler is None:
@@ -69,14 +71,28 @@ class Tools:
             raise CompilationError(
                 f"there is no {lacking} here. Install it: pip install cmake ninja"
             )
+        version = _cmake_version(cmake)
+        if version < _OLDEST_CMAKE:
+            wanted, here = (".".join(map(str, numbers)) for numbers in (_OLDEST_CMAKE, version))
+            raise CompilationError(
+                f"{cmake} is CMake {here}, and {wanted} or newer is needed. Install it: pip install "
+                "cmake ninja"
+            )
         header = Path(sysconfig.get_path("include"), "Python.h")
         if not header.exists():
-            version = ".".join(map(str, sys.version_info[:2]))
+            python = ".".join(map(str, sys.version_info[:2]))
             raise CompilationError(
-                f"the headers of Python {version} are missing: there is no {header}. Debian and Ubuntu: "
-                f"apt install python{version}-dev"
+                f"the headers of Python {python} are missing: there is no {header}. Debian and Ubuntu: "
+                f"apt install python{python}-dev"
             )
         return cls(cmake, compiler, ninja)
+
+
+def _cmake_version(cmake: str) -> tuple[int, ...]:
+    """Return the version of CMake; zeros if it does not say."""
+    done = subprocess.run([cmake, "--version"], capture_output=True, text=True, check=False)
+    match = re.search(r"(\d+)\.(\d+)", done.stdout)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def compile_build(torch: Torch, folder: Path, report: Callable[[str], None]) -> Path:

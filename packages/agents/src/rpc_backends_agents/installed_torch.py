@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
-#: A release in any build (2.13.0+cpu), but no nightly (2.16.0.dev20261101) or vendor's (2.9.0a0+nv25.9).
-_RELEASE = re.compile(r"(\d+\.\d+)(?:\.\d+)*(?:\.post\d+)?(?:\+.*)?")
-_NUMBERS = re.compile(r"(\d+)\.(\d+)")
 #: The end of the name of a folder for a torch with the old layout of ``std::string``.
 OLD_STRINGS = "-old-strings"
 
 
-@dataclass(frozen=True)
-class Torch:
+class Torch(NamedTuple):
     """What the installed torch says of itself.
 
     :ivar version: for example ``2.13.0+cpu``.
@@ -40,9 +35,15 @@ class Torch:
 
     @property
     def folder(self) -> str:
-        """The folder of a build for this torch: one for all releases of a minor version."""
-        release = _RELEASE.fullmatch(self.version)
-        name = release[1] if release else self.version
+        """The folder of a build for this torch: one for all releases of a minor version.
+
+        A nightly torch (2.16.0.dev20261101) or a vendor's (2.9.0a0+nv25.9) is no release.
+        """
+        numbers = self.version.partition("+")[0].split(".")
+        if numbers[-1].startswith("post"):
+            numbers[-1] = numbers[-1].removeprefix("post")
+        is_release = len(numbers) > 1 and all(map(str.isdecimal, numbers))
+        name = ".".join(numbers[:2]) if is_release else self.version
         return f"torch-{name}{'' if self.new_strings else OLD_STRINGS}"
 
     def __str__(self) -> str:
@@ -52,5 +53,6 @@ class Torch:
 
 def minor_of(version: str) -> tuple[int, int]:
     """Return the minor version, for example ``(2, 13)``; zeros if there is none."""
-    match = _NUMBERS.match(version)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0].partition("+")[0]
+    return (int(major), int(minor)) if (major + minor).isdecimal() and major and minor else (0, 0)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import NamedTuple
 
 from rpc_backends_agents import build_cache
 from rpc_backends_agents.build_cache import FILE
@@ -27,8 +27,7 @@ _NO = frozenset({"", "0", "false", "no", "off"})
 _OLDEST_MINOR = (2, 6)
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(NamedTuple):
     """A compiled ``_C``.
 
     :ivar path: its file.
