@@ -296,8 +296,10 @@ def _calling(api: Any, name: str) -> Callable[..., Any]:
             return torchs(to, func, args, kwargs, timeout)  # raises
         if timeout != unset:
             timeout = _calls().limited(timeout)
-        check_layouts(args or ())
-        check_layouts((kwargs or {}).values())
+        if args:
+            check_layouts(args)
+        if kwargs:
+            check_layouts(kwargs.values())
         try:
             return unchecked(to, func, args, kwargs, timeout)
         except RuntimeError as error:
