@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import tempfile
@@ -64,8 +65,9 @@ def play(choice: Choice, epochs: int, seed: int, view: View) -> list[Run]:
     return runs
 
 
-def start(plan: Plan) -> Workers:
-    """Return the processes of a run, one for each of WORKERS, as a context manager.
+@contextlib.contextmanager
+def start(plan: Plan) -> Iterator[Workers]:
+    """Start the processes of a run, one for each of WORKERS; they end with the block.
 
     Their environment has the plan's faults, and no other settings for backends or faults.
     """
@@ -78,8 +80,12 @@ def start(plan: Plan) -> Workers:
         variables[fault_rules.VARIABLE] = str(fault_rules.write(plan))
     if any(interface == "lo" for _, interface in socket.if_nameindex()):
         variables.setdefault("TP_SOCKET_IFNAME", "lo")
-    template = Template(variables=variables)
-    return Workers(len(WORKERS), seconds=math.inf, fresh=True, template=template)
+    # The workers are forks of one process that has imported torch, so that torch is imported once.
+    with (
+        Template(preload=[worker.__name__], variables=variables) as template,
+        Workers(len(WORKERS), seconds=math.inf, template=template) as workers,
+    ):
+        yield workers
 
 
 def train(workers: Workers, plan: Plan, silence: float = SILENCE) -> Iterator[StepDone | EpochDone]:

@@ -46,7 +46,7 @@ def test_a_run_writes_results_page_plots_and_comparison(command: Any, tmp_path: 
     assert (out / "index.html").exists()
     assert (out / "latency.png").exists()
 
-    old = command.anew(
+    old = command(
         *("bench", "TENSORPIPE", "--vs", "TENSORPIPE@torch", "--quick", "--json"),
         *("--only", "group", "--largest", "2", "--compare", str(out / "results.json")),
     )

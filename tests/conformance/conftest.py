@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from support.command import run_module
 from support.environments import clean_environ
+from support.forks import Ended
 from support.packages import write_package
 
 _PACKAGE = Path(__file__).parent / "rpc_broken_backends"
@@ -124,23 +126,27 @@ def _reports(
 
 def _pytest(
     arguments: list[str], folder: Path, packages: Path, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    # Six processes, because tests wait most of the time; for a few tests their start takes longer.
-    processes = "0" if "-k" in arguments and arguments[0] == "--pyargs" else "6"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", processes]
-    return subprocess.run(
-        [*command, *arguments],
+) -> Ended:
+    options = ("-q", "-p", "no:cacheprovider")
+    variables = clean_environ({"PYTHONPATH": str(packages), **(env or {})})
+    if "-k" in arguments and arguments[0] == "--pyargs":  # for a few tests, processes cost too much
+        return run_module("pytest", *options, *arguments, env=variables, cwd=folder)
+    # Six processes, because tests wait most of the time; two for the tests of one backend.
+    processes = "2" if folder.name == _LITTERS else "6"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-n", processes, *arguments],
         cwd=folder,
-        env=clean_environ({"PYTHONPATH": str(packages), **(env or {})}),
+        env=variables,
         capture_output=True,
         text=True,
         check=False,
     )
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def _report(file: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def _report(file: Path, done: Ended) -> dict[str, Any]:
     if not file.exists():
         raise AssertionError(f"no report {file.name}\n{done.stdout}\n{done.stderr}")
     found: dict[str, Any] = json.loads(file.read_text())
-    found["status"], found["output"] = done.returncode, done.stdout + done.stderr
+    found["status"], found["output"] = done.status, done.stdout + done.stderr
     return found

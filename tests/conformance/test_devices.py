@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from support import late_device
+from support.command import run_module
 from support.environments import clean_environ
 from support.packages import write_package
 
@@ -47,16 +46,12 @@ def test_a_backend_on_the_agent_keeps_every_promise_about_devices(
         modules={"late_backend.py": LATE_BACKEND},
         entry_points={"torch.backends": {"late": "late_backend:load"}},
     )
-    command = [sys.executable, "-m", "rpc_backends_cli", "conformance", backend]
-    done = subprocess.run(
-        [*command, *options, "--chapter", "devices", "--json"],
-        cwd=tmp_path,
+    done = run_module(
+        *("rpc_backends_cli", "conformance", backend, *options, "--chapter", "devices", "--json"),
         env=clean_environ({"PYTHONPATH": str(package)}),
-        capture_output=True,
-        text=True,
-        check=False,
+        cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert done.status == 0, done.stdout[-5000:] + done.stderr[-5000:]
     outcomes = {result["id"]: result["outcome"] for result in json.loads(done.stdout)["results"]}
     assert "devices.streams_are_synchronised" in outcomes
     assert set(outcomes.values()) == {"passed"}

@@ -191,7 +191,13 @@ def test_silence_ends_the_run(plan: Plan, processes: Callable[[], list[int]]) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.thorough), "SIGKILL"]
+    "name",
+    [
+        "SIGINT",
+        pytest.param("SIGTERM", marks=pytest.mark.thorough),
+        # `tests/processes/test_workers.py` kills the parent of workers.
+        pytest.param("SIGKILL", marks=pytest.mark.thorough),
+    ],
 )
 def test_no_worker_outlives_the_console(name: str, processes: Callable[[], list[int]]) -> None:
     with started(
@@ -202,7 +208,8 @@ def test_no_worker_outlives_the_console(name: str, processes: Callable[[], list[
         assert console.stdout is not None
         while b" 1  " not in (line := console.stdout.readline()):  # until the first epoch is done
             assert line, "the demo ended by itself"
-        assert len(processes()) == 1 + len(WORKERS)
+        # the console, the process that the workers are forked from, and the workers
+        assert len(processes()) == 2 + len(WORKERS)
         console.send_signal(getattr(signal, name))
         assert console.wait(timeout=60) != 0
 

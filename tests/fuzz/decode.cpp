@@ -15,6 +15,7 @@
 
 #include "wire/codec.h"
 #include "wire/pieces.h"
+#include "wire/tensors.h"
 
 namespace {
 

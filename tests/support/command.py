@@ -41,6 +41,8 @@ _NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0"}
 _AT_START = ("PYTHON", "TORCH", "OMP_", "LD_", "MALLOC")
 _RUN = """
 {install}
+import spare
+spare.use({install!r})
 import runpy
 runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 """

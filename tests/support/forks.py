@@ -1,6 +1,7 @@
 """Runs Python programs in processes that have imported torch, and nothing of this project.
 
 Each is forked from one process. That takes milliseconds, and importing torch takes two seconds of a core.
+So are the interpreters that the program starts for its worker processes; see `support.spare`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _SERVER = """
 import faulthandler, gc, importlib, json, os, sys, traceback
 import click, importlib_metadata, packaging.requirements, packaging.version, pluggy, rich.console
 import pytest, rich.table, torch, torch.distributed.rpc
+sys.path.insert(0, sys.argv[1])
+import spare
+del sys.path[0]
 gc.freeze()
 job = None
 for line in iter(sys.stdin.readline, ""):
@@ -33,7 +37,6 @@ for line in iter(sys.stdin.readline, ""):
     job = None
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 if job is not None:
-    faulthandler.dump_traceback_later(job["seconds"], exit=True)
     for name, number in ((os.devnull, 0), (job["out"], 1), (job["err"], 2)):
         opened = os.open(name, os.O_RDWR)
         os.dup2(opened, number)
@@ -46,8 +49,11 @@ if job is not None:
     sys.argv[:] = job["argv"]
     sys.orig_argv[:] = [sys.executable, *job["argv"]]
     importlib.invalidate_caches()
-    del line, pid, name, number, opened, folders
-    exec(compile(job["code"], "<test>", "exec"), {"__name__": "__main__"})
+    code = spare.wait_for_code(job["code"])
+    if code == job["code"]:  # the program, and not a process that stood ready
+        faulthandler.dump_traceback_later(job["seconds"], exit=True)
+    del line, pid, name, number, opened, folders, job
+    exec(compile(code, "<test>", "exec"), {"__name__": "__main__"})
 """
 
 
@@ -70,8 +76,8 @@ class Forks:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER],
-            env={**env, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            [sys.executable, "-c", _SERVER, str(Path(__file__).parent)],
+            env={**env, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -15,8 +15,8 @@ _IMPORT_ROOT = str(Path(__file__).parents[__name__.count(".")])
 if _IMPORT_ROOT not in sys.path:
     sys.path.insert(0, _IMPORT_ROOT)
 
-#: ``make test`` runs each fourth of the tests on TENSORPIPE.
-_TENSORPIPE, _EVERY = "test_tensorpipe.py", 4
+#: ``make test`` runs each eighth of the tests on TENSORPIPE.
+_TENSORPIPE, _EVERY = "test_tensorpipe.py", 8
 _STOCK = "--torch-suites-stock"
 _BACKEND = "torch_suites_backend"
 _ADAPTED = "torch_suites_adapted"

@@ -70,7 +70,8 @@ def launcher_environ(url: str) -> dict[str, str]:
 class Template:
     """A template process and its settings: imports, environment and ``sys.path`` of the workers.
 
-    The template process starts with the first worker and ends with this process.
+    The template process starts with the first worker. It ends with this process or, if this is used as a
+    context manager, with the block.
 
     :param preload: modules to import, in addition to :data:`PRELOAD`.
     :param prepare: functions to call after that, from importable modules. They must start no thread and
@@ -104,6 +105,17 @@ class Template:
             self._process = self._start_python(call, [fd], None, {})
         atexit.register(self._end)
         return ours
+
+    def __enter__(self) -> Template:
+        """Return this template."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """End the template process, if it was started."""
+        if "_requests" in self.__dict__:
+            self._end()
+            atexit.unregister(self._end)
+            del self._requests
 
     def _end(self) -> None:
         """End the template process and wait for it; otherwise Python would warn that it still runs."""
