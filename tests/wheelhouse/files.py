@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
 import os
@@ -156,7 +157,8 @@ def _made_once(key: str, kept: Path, make: Callable[[Path], None]) -> Path:
             new = Path(made, "new")
             new.mkdir()
             make(new)
-            new.rename(folder)
+            with contextlib.suppress(OSError):  # another process has made it meanwhile
+                new.rename(folder)
     return folder
 
 

@@ -69,7 +69,10 @@ class WheelTrial:
         found = [name for name in _COMPILERS if shutil.which(name, path=self._path)]
         if found:
             raise TrialError(f"there are compilers in the environment: {', '.join(found)}")
+        torch = self._torch_version()
         yield "from the installation to the first call on ZEROMQ", self.first_call()
+        if self._torch_version() != torch:
+            raise TrialError(f"pip has replaced torch {torch} by {self._torch_version()}")
         for step in (self.quickstart, self.doctor, self.conformance):
             started = time.monotonic()
             done = step()
@@ -109,8 +112,7 @@ class WheelTrial:
         if not report["ok"]:
             raise TrialError(f"doctor finds problems: {json.dumps(report['sections'], indent=1)}")
         (build,) = report["sections"]["agents"]
-        version, _ = self._ran("-c", "import torch; print(torch.__version__)")
-        minor = ".".join(version.split(".")[:2])
+        minor = ".".join(self._torch_version().split(".")[:2])
         if build["data"]["torch"] != minor or build["data"]["origin"] != "package":
             raise TrialError(f"doctor shows another build for torch {minor}: {build}")
         return f"doctor, {build['text']}"
@@ -122,6 +124,11 @@ class WheelTrial:
             arguments = ("conformance", engine, "--chapter", "calls", "-x")
             self._ran("-m", "rpc_backends_cli", *arguments)
         return f"conformance, calls, on {', '.join(ENGINES)}"
+
+    def _torch_version(self) -> str:
+        """Return the version of the installed torch, without importing it."""
+        code = "from importlib.metadata import version; print(version('torch'))"
+        return self._ran("-c", code)[0].strip()
 
     def _install(self, *requirements: str) -> None:
         """Install distributions from the wheels, and what they need from the index."""
