@@ -314,7 +314,6 @@ def _calling(api: Any, name: str) -> Callable[..., Any]:
             return unchecked(to, func, args, kwargs, timeout)
         except Exception as error:
             _calls().explain(error, to, func, args or ())
-            _shorten(error)
             raise
 
     return call
@@ -331,16 +330,9 @@ def _asking_owner(torchs: Any, unset: float) -> Callable[..., Any]:
             return torchs(self, timeout, *args, **kwargs)
         except Exception as error:
             _calls().explain(error, self.owner(), f"RRef.{torchs.__name__}")
-            _shorten(error)
             raise
 
     return ask
-
-
-def _shorten(error: Exception) -> None:
-    from rpc_backends_core import _tracebacks
-
-    _tracebacks.shorten(error)
 
 
 def _calls() -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rpc_backends_core.spi.inspection import settings
+
 pytestmark = pytest.mark.slow
 
 BRIDGE_OFF = [("RPC_BACKENDS_AUTOLOAD", "0"), ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")]
@@ -356,6 +358,26 @@ def test_invalid_variables_are_problems(command: Any) -> None:
     assert "'TENSORPIPE'" in _finding(ended, "variables", "RPC_BACKENDS_OVERRIDE")["text"]
     nearest = _finding(ended, "variables", "RPC_BACKENDS_DEFALT")["data"]["nearest"]
     assert nearest == "RPC_BACKENDS_DEFAULT"
+
+
+def test_a_valid_value_of_each_variable_is_ok(command: Any, tmp_path: Path) -> None:
+    lock = tmp_path / "lock.json"
+    assert command("lock", str(lock), "--allow-editable").status == 0
+    env = {
+        settings.AUTOLOAD: "1",
+        settings.DEFAULT: "TENSORPIPE",
+        settings.OVERRIDE: "TENSORPIPE",
+        settings.ALLOW: "TENSORPIPE",
+        settings.DENY: "FAULTY_TENSORPIPE",
+        settings.LOCK: str(lock),
+        settings.JOIN_TIMEOUT: "5",
+        settings.UNPICKLING_ERRORS: "return",
+    }
+    assert set(env) == set(settings.VARIABLES)
+
+    ended = command("doctor", "TENSORPIPE", "--no-calls", "--json", env=env)
+
+    assert {level for _, level in _levels(ended, "variables")} == {"ok"}
 
 
 def test_the_value_of_a_backends_variable_is_hidden(

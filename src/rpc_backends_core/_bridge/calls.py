@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.distributed.rpc import rref_proxy
 
+from rpc_backends_core import _tracebacks
 from rpc_backends_core._bridge import results, torch_internals
 
 #: What pybind11 appends to the text of an error: frames of torch's RPC, and of the core.
@@ -30,13 +31,16 @@ def limited(timeout: Any) -> Any:
 
 
 def explain(error: Exception, to: Any, function: Any, arguments: Any = ()) -> None:
-    """Change the text of an error that does not name the worker that was called, or ends in our frames.
+    """Shorten the traceback of a failed call, and name the worker in its text if the text does not.
+
+    Nothing is imported here: a worker may have no descriptor left.
 
     :param error: the error of a call.
     :param to: the worker called: its name, its rank, or a ``WorkerInfo``.
     :param function: what was called: a function, or a text.
     :param arguments: the arguments of the function.
     """
+    _tracebacks.shorten(error)
     if len(error.args) == 1 and isinstance(error.args[0], str):
         error.args = (_FRAMES.sub("", error.args[0]),)
     if not isinstance(error, RuntimeError) or not torch_internals.has_current_agent():
