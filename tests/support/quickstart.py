@@ -27,6 +27,17 @@ class Step:
     stderr: str
 
 
+def requirement() -> str:
+    """Return what the second of the README's two lines installs, from the wheels that the first one builds."""
+    shown = re.search(
+        r"^## Install\n.*?^```console\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert shown
+    lines = re.fullmatch(r'\$ make wheels\n\$ pip install --find-links dist "(.+)"\n', shown[1])
+    assert lines, shown[1]
+    return lines[1]
+
+
 def run(python: Path, folder: Path, environ: Mapping[str, str] | None = None) -> list[Step]:
     """Write the program into a folder, and run each command that the README shows.
 
