@@ -28,7 +28,7 @@ class Step:
 
 
 def requirement() -> str:
-    """Return what the second of the README's two lines installs, from the wheels that the first one builds."""
+    """Return what the README installs from the wheels; installing takes two lines."""
     shown = re.search(
         r"^## Install\n.*?^```console\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE
     )
