@@ -52,7 +52,8 @@ def test_a_run_writes_results_page_plots_and_comparison(command: Any, tmp_path: 
     )
 
     assert old.status == 0, old.stderr
-    assert old.stderr == ""
+    # torch warns if the name service is slow to answer.
+    assert [line for line in old.stderr.splitlines() if "[c10d] The hostname of" not in line] == []
     assert old.json["comparison"]["compared"] == 0  # the two runs have no row in common
     measured = {row["id"]: set(row["results"]) for row in old.json["rows"]}
     assert measured == {one: {"TENSORPIPE", "TENSORPIPE@torch"} for one in plan.choose(["group"])}

@@ -76,7 +76,7 @@ def only_socket(pid: int) -> str:
 
 def test_a_socket_is_found_with_its_process(listener: socket.socket) -> None:
     found = [one for one in sockets.connect_all(1.0) if one.pid == os.getpid()]
-    assert [f"\0{one.name}".encode() for one in found] == [listener.getsockname()]
+    assert listener.getsockname() in [f"\0{one.name}".encode() for one in found]
     for one in found:
         one.connection.close()
 
