@@ -32,7 +32,7 @@ VARIABLES = {
 }
 
 _PREFIX = "RPC_BACKENDS_"
-_NEARLY_OURS = re.compile(r"RPC_BACKENDS?_?(.*)")
+_NEARLY_OURS = re.compile(r"RPC_?BACKENDS?_?(.*)", re.IGNORECASE)
 #: It has neither a backend nor a hook, so the core does not know whether it is installed.
 _AGENTS = "rpc-backends-agents"
 #: How the variables of this project's other packages go on after the prefix, and the packages.
@@ -231,7 +231,7 @@ def other_variables(
             owner, missing = reader, None if is_read else reader
             variables.append(OtherVariable(name, owner, missing, None))
             continue
-        close = difflib.get_close_matches(ending, endings, n=1, cutoff=_CLOSE)
+        close = difflib.get_close_matches(ending.upper(), endings, n=1, cutoff=_CLOSE)
         similar = endings[close[0]] if close and owner is None else None
         variables.append(OtherVariable(name, owner, None, similar))
     return variables

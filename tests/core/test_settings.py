@@ -90,6 +90,8 @@ def problem_of(variable: str, text: str = "x") -> str | None:
 @pytest.mark.parametrize(
     ("variable", "nearest"),
     [
+        ("rpc_backends_override", "RPC_BACKENDS_OVERRIDE"),
+        ("RPCBACKENDS_OVERRIDE", "RPC_BACKENDS_OVERRIDE"),
         ("RPC_BACKENDS_DEFUALT", "RPC_BACKENDS_DEFAULT"),
         ("RPC_BACKENDS_OVERIDE", "RPC_BACKENDS_OVERRIDE"),
         ("RPC_BACKEND_OVERRIDE", "RPC_BACKENDS_OVERRIDE"),
