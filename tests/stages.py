@@ -35,7 +35,7 @@ _SUPPORT = ("conftest.py", "tests/conftest.py", "tests/support", "Makefile")
 #: The folders of tests that the tests of packages and plugins do not use.
 _OTHER_TESTS = (
     *("bench", "cli", "conformance", "core", "demo", "docs", "inspect", "installed", "matrix"),
-    *("mutation", "processes", "release", "scale", "structure", "torch_suites"),
+    *("mutation", "processes", "release", "scale", "structure", "torch_suites", "wheelhouse"),
 )
 #: pytest's exit status if no test was selected.
 _NONE_SELECTED = 5

@@ -74,8 +74,14 @@ def construct_rpc_backend_options(
     :param init_method: the URL of the rendezvous.
     :raises TypeError: ``backend`` is none of these.
     """
-    resolved = _resolve.resolve(backend)
-    return _resolve.construct_options(resolved, rpc_timeout, init_method, kwargs)
+    try:
+        resolved = _resolve.resolve(backend)
+        return _resolve.construct_options(resolved, rpc_timeout, init_method, kwargs)
+    except Exception as error:
+        from rpc_backends_core import _tracebacks
+
+        _tracebacks.shorten(error)
+        raise
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:

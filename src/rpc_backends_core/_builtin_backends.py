@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from rpc_backends_core._backend import Backend, Capability
+from rpc_backends_core._errors import BackendLoadError
+from rpc_backends_core._record import Record
 
 CAPABILITIES = {
     "TENSORPIPE": frozenset(
@@ -31,6 +33,38 @@ CAPABILITIES = {
         }
     ),
 }
+
+#: The backends that need TensorPipe, each with its package and with what a program gets without it.
+_OF_TENSORPIPE = {
+    "TENSORPIPE": (
+        "rpc-backend-tensorpipe",
+        "init_rpc starts another installed backend in its place: ZEROMQ, else UCX, else one of another "
+        "package.",
+    ),
+    "FAULTY_TENSORPIPE": (
+        "rpc-backend-faulty-tensorpipe",
+        "rpc-backends-faults injects faults on every other backend.",
+    ),
+}
+
+
+def is_tensorpipe_missing() -> bool:
+    """Return whether the imported torch has RPC, and was built without TensorPipe."""
+    rpc = sys.modules.get("torch.distributed.rpc")
+    return rpc is not None and rpc.is_available() and not hasattr(rpc, "TensorPipeAgent")
+
+
+def unavailable(record: Record) -> Record:
+    """Return a record marked as unavailable if it needs TensorPipe and torch was built without it."""
+    package, instead = _OF_TENSORPIPE.get(record.name, (None, ""))
+    needs_it = package is not None and (record.source == "torch" or record.distribution == package)
+    if not needs_it or not is_tensorpipe_missing():
+        return record
+    error = BackendLoadError(
+        f"this torch was built without TensorPipe, which {record.name} needs. {instead}"
+    )
+    # Without the type of its options: that of torch's own backend is replaced later.
+    return replace(record, state="unavailable", error=error, backend=None, options_type=None)
 
 
 def options_type_of(name: str) -> type | None:

@@ -1,4 +1,4 @@
-"""Converting a program's options to those of the backend in ``RPC_BACKENDS_OVERRIDE``."""
+"""Converting a program's options to those of the backend that is started in place of its own."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWOR
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def carried_options(resolved: ResolvedBackend, options: Any) -> dict[str, Any]:
+def carried_options(resolved: ResolvedBackend, options: Any, reason: str) -> dict[str, Any]:
     """Return ``options`` as keywords for the construct handler of another backend.
 
     Options that the handler does not take are dropped. A warning names those that differ from
     their default.
 
     :param options: the options of any other backend.
+    :param reason: why another backend is started: ``RPC_BACKENDS_OVERRIDE``, or a sentence.
     :raises ValueError: the options have devices or device maps, and the handler does not take them.
     """
     taken = _keywords(resolved.backend.construct_rpc_backend_options_handler)
@@ -44,7 +45,7 @@ def carried_options(resolved: ResolvedBackend, options: Any) -> dict[str, Any]:
         # Only names are logged: a value may be a secret.
         logger.warning(
             "%s: %s runs without %s, which the program's %s set: it has no such option.",
-            _settings.OVERRIDE,
+            reason,
             resolved.name,
             ", ".join(left_out),
             type(options).__name__,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rpc_backends_core._builtin_backends import is_tensorpipe_missing
 from rpc_backends_core._errors import (
     BackendConflictError,
     BackendDeniedError,
@@ -71,6 +72,8 @@ def not_loaded(record: Record, cause: BaseException, *, fallback: bool) -> Backe
             "It was written for another version of rpc-backends-core; upgrade both: "
             f"pip install --upgrade rpc-backends-core {record.distribution or ''}".rstrip()
         )
+    elif isinstance(cause, ImportError) and "TensorPipe" in str(cause) and is_tensorpipe_missing():
+        remedy = "This torch was built without TensorPipe. Use another backend"
     else:
         remedy = "Fix or reinstall the package"
         if record.distribution:

@@ -1,13 +1,14 @@
 """Errors about a backend's two handlers, which name the backend, its package and the handler.
 
-An exception that a handler raises keeps its type and message, and gets a note, unless it is an error of
-this project, whose message is complete.
+An exception that a handler raises keeps its type and message, and gets a note, unless its message is
+complete: it is an error of this project, or says what is wrong with an argument of this backend.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,12 @@ INIT = "init_backend_handler"
 
 _HOOKS = {CONSTRUCT: "rpc_backends_construct_options", INIT: "rpc_backends_init_backend"}
 _LONGEST_REPR = 80
+#: Options that torch's own backends have, their types, and these in words.
+_COMMON_OPTIONS: tuple[tuple[str, type, str], ...] = (
+    ("rpc_timeout", numbers.Real, "a number of seconds"),
+    ("init_method", str, "a str: the URL of the rendezvous"),
+    ("num_worker_threads", numbers.Integral, "an int"),
+)
 
 
 def noted(resolved: ResolvedBackend, which: str) -> Callable[..., Any]:
@@ -33,13 +40,25 @@ def noted(resolved: ResolvedBackend, which: str) -> Callable[..., Any]:
             check_option_names(resolved.name, handler, kwargs)
         try:
             return handler(*args, **kwargs)
-        except RpcBackendsError:
-            raise  # its message says what to do, and stays the last line
         except Exception as error:
-            error.add_note(f"Raised by {_description(resolved, which)}.")
+            if not _is_complete(error, resolved.name):  # else its message stays the last line
+                error.add_note(f"Raised by {_description(resolved, which)}.")
             raise
 
     return call
+
+
+def _is_complete(error: Exception, backend: str) -> bool:
+    """Return whether the message of an error says what to do without the name of the handler."""
+    if isinstance(error, RpcBackendsError):
+        return True
+    if not isinstance(error, ValueError | TypeError | RuntimeError):
+        return False
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    raiser = traceback.tb_frame.f_globals.get("__name__", "") if traceback else ""
+    return backend in str(error) or raiser.startswith("rpc_backends_core.")
 
 
 def check_option_names(backend: str, function: Callable[..., Any], given: Iterable[str]) -> None:
@@ -69,6 +88,17 @@ def check_option_names(backend: str, function: Callable[..., Any], given: Iterab
             f"{backend} has no option {', '.join(map(repr, unknown))}.{hint} Its options: "
             f"{', '.join(known)}."
         )
+
+
+def problem_of(backend: str, given: Mapping[str, Any]) -> str:
+    """Return what is wrong with the options that every backend has; empty if nothing is."""
+    for option, wanted, words in _COMMON_OPTIONS:
+        value = given.get(option)
+        if option in given and not isinstance(value, wanted):
+            return f"{option}={value!r} is of type {type(value).__name__}; {backend} needs {words}."
+    if not given.get("rpc_timeout", 0) >= 0:  # also if it is not a number
+        return f"rpc_timeout={given['rpc_timeout']!r} is out of range; {backend} needs 0 or more seconds."
+    return ""
 
 
 def check_options(resolved: ResolvedBackend, options: Any) -> None:

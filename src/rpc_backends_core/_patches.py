@@ -218,7 +218,10 @@ def _pickling(internal: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         try:
             return pickler.serialize(obj)
         except Exception as error:
-            from rpc_backends_core._bridge import results
+            from rpc_backends_core._bridge import results, torch_internals
+
+            if not torch_internals.has_current_agent():  # torch's tests pickle without one
+                raise
 
             return pickler.serialize(results.not_pickled(obj, error))
 
@@ -254,10 +257,7 @@ def _pickled_types(internal: Any) -> dict[type, Any]:
 
 
 def _checking_layouts(torch: Any) -> Callable[[Iterable[Any]], None]:
-    """Return a function that refuses MKL-DNN tensors and nested ones.
-
-    It also looks at an operator's arguments, because torch does not pickle these.
-    """
+    """Return a function that refuses MKL-DNN tensors and nested ones."""
     tensor, mkldnn = torch.Tensor, torch._mkldnn
 
     def check(values: Iterable[Any]) -> None:
@@ -276,8 +276,23 @@ def _checking_layouts(torch: Any) -> Callable[[Iterable[Any]], None]:
                     )
             elif isinstance(value, list | tuple):
                 check(value)
+            elif isinstance(value, dict):
+                check(value.values())
 
     return check
+
+
+def _sending_tensors(api: Any, name: str) -> Callable[..., Any]:
+    """Return what replaces a function of torch's that sends a call without pickling its arguments."""
+    torchs, check = getattr(api, name), _checking_layouts(api.torch)
+
+    @functools.wraps(torchs)
+    def send(*args: Any, **kwargs: Any) -> Any:
+        check(args)
+        check(kwargs.values())
+        return torchs(*args, **kwargs)
+
+    return send
 
 
 def _calling(api: Any, name: str) -> Callable[..., Any]:
@@ -288,7 +303,6 @@ def _calling(api: Any, name: str) -> Callable[..., Any]:
     """
     torchs = getattr(api, name)
     unchecked, unset = torchs.__wrapped__, api.UNSET_RPC_TIMEOUT
-    check_layouts = _checking_layouts(api.torch)
 
     @functools.wraps(unchecked)
     def call(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: Any = unset) -> Any:
@@ -296,14 +310,11 @@ def _calling(api: Any, name: str) -> Callable[..., Any]:
             return torchs(to, func, args, kwargs, timeout)  # raises
         if timeout != unset:
             timeout = _calls().limited(timeout)
-        if args:
-            check_layouts(args)
-        if kwargs:
-            check_layouts(kwargs.values())
         try:
             return unchecked(to, func, args, kwargs, timeout)
-        except RuntimeError as error:
-            _calls().raise_named(error, to, func, args or ())
+        except Exception as error:
+            _calls().explain(error, to, func, args or ())
+            _shorten(error)
             raise
 
     return call
@@ -318,11 +329,18 @@ def _asking_owner(torchs: Any, unset: float) -> Callable[..., Any]:
             timeout = _calls().limited(timeout)
         try:
             return torchs(self, timeout, *args, **kwargs)
-        except RuntimeError as error:
-            _calls().raise_named(error, self.owner(), f"RRef.{torchs.__name__}")
+        except Exception as error:
+            _calls().explain(error, self.owner(), f"RRef.{torchs.__name__}")
+            _shorten(error)
             raise
 
     return ask
+
+
+def _shorten(error: Exception) -> None:
+    from rpc_backends_core import _tracebacks
+
+    _tracebacks.shorten(error)
 
 
 def _calls() -> Any:
@@ -346,10 +364,15 @@ def keeping_arguments(init: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         try:
             init(self, *args, **kwargs)
-        except TypeError:
-            from rpc_backends_core._handlers import check_option_names
+        except (TypeError, RuntimeError) as error:
+            from rpc_backends_core import _handlers
 
-            check_option_names("TENSORPIPE", init, kwargs)
+            _handlers.check_option_names("TENSORPIPE", init, kwargs)
+            problem = _handlers.problem_of("TENSORPIPE", kwargs)
+            if problem:
+                # programs may look for torch's words, but not for its list of all arguments
+                torchs = str(error).partition(". The following argument types")[0]
+                raise type(error)(f"{problem} torch: {torchs}") from None
             raise
         for name in _KEPT:
             if kwargs.get(name) is not None:
@@ -362,12 +385,18 @@ def keeping_arguments(init: Callable[..., None]) -> Callable[..., None]:
 
 
 _ABSENT: Any = object()
+#: Functions of torch's that send a call of an operator or of TorchScript.
+_UNPICKLED = (
+    "_invoke_rpc_builtin",
+    "_invoke_rpc_torchscript",
+    "_invoke_remote_builtin",
+    "_invoke_remote_torchscript",
+)
 _DELETE_RREFS = "_delete_all_user_and_unforked_owner_rrefs"
 
 
 def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
     registry_module, api = rpc.backend_registry, rpc.api
-    options: Any = getattr(rpc, "TensorPipeRpcBackendOptions", None)
     shared = {
         "BackendType": BackendType,
         "backend_registered": backend_registered,
@@ -381,6 +410,7 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         *((registry_module, name, value) for name, value in shared.items()),
         *((rpc, name, value) for name, value in shared.items()),
         *((module, name, value) for module in (rpc, api) for name, value in calls.items()),
+        *((api, name, _sending_tensors(api, name)) for name in _UNPICKLED),
         *(
             (rpc.PyRRef, name, _asking_owner(getattr(rpc.PyRRef, name), api.UNSET_RPC_TIMEOUT))
             for name in ("to_here", "_get_type")
@@ -400,8 +430,24 @@ def _replacements(rpc: Any) -> list[tuple[Any, str, Any]]:
         (rpc.internal, "serialize", serialize),
         (rpc.internal, "deserialize", deserialize),
         (rpc.internal, "_handle_exception", _handling_exceptions(rpc.internal)),
-        *([(options, "__init__", keeping_arguments(options.__init__))] if options else []),
+        *_options_class(rpc),
     ]
+
+
+def _options_class(rpc: Any) -> list[tuple[Any, str, Any]]:
+    """Return what replaces torch's ``TensorPipeRpcBackendOptions``, or its constructor."""
+    name = "TensorPipeRpcBackendOptions"
+    options: Any = getattr(rpc, name, None)
+    if options is None:
+        return []
+    replaced: list[tuple[Any, str, Any]] = []
+    if not hasattr(rpc, "TensorPipeAgent"):
+        # Torch was built without TensorPipe, and leaves a class that cannot be constructed.
+        from rpc_backends_core import _tensorpipe_options
+
+        options = _tensorpipe_options.TensorPipeRpcBackendOptions
+        replaced = [(module, name, options) for module in (rpc, rpc.options)]
+    return [*replaced, (options, "__init__", keeping_arguments(options.__init__))]
 
 
 def _take_over(registry: Registry, torchs: Any) -> None:

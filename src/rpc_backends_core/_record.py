@@ -10,7 +10,15 @@ if TYPE_CHECKING:
 
 Source = Literal["plugin", "process", "torch"]
 State = Literal[
-    "found", "loaded", "registered", "failed", "conflict", "denied", "invalid", "shadowed"
+    "found",
+    "loaded",
+    "registered",
+    "failed",
+    "conflict",
+    "denied",
+    "invalid",
+    "shadowed",
+    "unavailable",
 ]
 
 
@@ -28,8 +36,9 @@ class Record:
     :ivar value: the entry point's value (``module:object``), or None.
     :ivar state: ``found`` (nothing imported yet), ``loaded``, ``registered`` (in this process or by
         torch), ``failed``, ``conflict`` (several packages claim the name), ``denied`` (by an
-        environment variable), ``invalid`` (the name is not an identifier) or ``shadowed`` (another
-        backend of the same name takes precedence).
+        environment variable), ``invalid`` (the name is not an identifier), ``shadowed`` (another
+        backend of the same name takes precedence) or ``unavailable`` (torch was built without what it
+        needs).
     :ivar error: why it cannot be used; None if it can.
     :ivar entry_point: the entry point that loads it; None if there is nothing to load.
     :ivar backend: the loaded or registered backend; None before that.

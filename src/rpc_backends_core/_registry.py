@@ -255,7 +255,7 @@ class Registry:
         :raises RuntimeError: the name is taken (torch's message).
         :raises TypeError: the name is not a string.
         """
-        from rpc_backends_core._builtin_backends import registered_backend
+        from rpc_backends_core._builtin_backends import registered_backend, unavailable
 
         if not isinstance(name, str) or not name:
             raise TypeError(f"the name of an RPC backend must be a string, not {name!r}.")
@@ -283,6 +283,8 @@ class Registry:
         else:
             kind = backend.options_type
             record = replace(record, state="registered", backend=backend, options_type=kind)
+        if torch_own:
+            record = unavailable(record)
         with self._lock:
             if name in layer:  # another thread registered it first
                 raise RuntimeError(f"RPC backend {name}: already registered")
@@ -323,6 +325,7 @@ class Registry:
     def _look(self) -> tuple[dict[str, Record], list[Record], list[Record]]:
         """Scan the installed packages, without changing the registry."""
         from rpc_backends_core import _discovery
+        from rpc_backends_core._builtin_backends import unavailable
         from rpc_backends_core._settings import LOCK, Choice, value
 
         choice = Choice()
@@ -340,6 +343,8 @@ class Registry:
             denial = choice.denial(name)
             if denial is not None:
                 plugins[name] = replace(record, state="denied", error=denied(record, denial))
+            elif record.error is None:
+                plugins[name] = unavailable(record)
         return plugins, unusable, found.hooks
 
     @staticmethod

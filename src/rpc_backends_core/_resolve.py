@@ -14,6 +14,7 @@ from rpc_backends_core._backend_type import coerce_member
 from rpc_backends_core._builtin_backends import options_type_of
 from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._errors import (
+    BackendLoadError,
     HookError,
     RpcBackendsError,
     SettingError,
@@ -37,15 +38,19 @@ def resolve(backend: Any) -> ResolvedBackend:
     :raises TypeError: ``backend`` is none of these (torch's message).
     """
     registry = default_registry()
-    return _loaded(registry, registry.load(name_of(backend)))
+    return _loaded(registry, name_of(backend))
 
 
-def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBackend:
+def resolve_start(
+    backend: Any, options: Any, settings: Settings, *, is_dynamic: bool = False
+) -> ResolvedBackend:
     """Return the backend, and its options, for an ``init_rpc`` with these arguments.
 
     ``RPC_BACKENDS_OVERRIDE`` comes first, then ``backend``, the type of ``options``,
-    ``RPC_BACKENDS_DEFAULT``, and TENSORPIPE.
+    ``RPC_BACKENDS_DEFAULT``, and TENSORPIPE. If torch was built without TensorPipe, another installed
+    backend takes its place.
 
+    :param is_dynamic: whether the start joins a dynamic group.
     :raises TypeError: ``backend`` is neither a member nor a name, or no backend has this type of
         options.
     :raises SettingError: a variable names an unknown or unusable backend.
@@ -58,18 +63,29 @@ def resolve_start(backend: Any, options: Any, settings: Settings) -> ResolvedBac
     if settings.override is not None:
         resolved = _overriding(registry, settings.override, asked, options)
     elif asked is not None:
-        resolved = _loaded(registry, registry.load(asked))
+        resolved = _loaded(registry, asked)
     elif options is not None:
         resolved = _loaded(registry, _by_options(registry, options, settings.default))
     else:
-        resolved = _loaded(registry, _default(registry, settings.default))
+        resolved = _default(registry, settings.default)
+    replaced_by = None if settings.override is None else OVERRIDE
+    if resolved.record.state == "unavailable":
+        from rpc_backends_core import _without_tensorpipe
+
+        wanted = _without_tensorpipe.needs(options, is_dynamic=is_dynamic)
+        record = _without_tensorpipe.replacement(registry, wanted)
+        replaced_by = _without_tensorpipe.REASON
+        logger.info(
+            "%s: asked for %s, starting %s", replaced_by, _asked(asked, options), record.name
+        )
+        resolved = _loaded(registry, record)
     if options is None:
         options = construct_options(resolved, DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {})
         _handlers.check_options(resolved, options)
-    elif settings.override is not None and not _takes(registry, resolved.record, options):
+    elif replaced_by is not None and not _takes(registry, resolved.record, options):
         from rpc_backends_core._carried_options import carried_options
 
-        values = carried_options(resolved, options)
+        values = carried_options(resolved, options, replaced_by)
         options = construct_options(resolved, options.rpc_timeout, options.init_method, values)
         _handlers.check_options(resolved, options)
     return replace(resolved, options=options)
@@ -120,14 +136,25 @@ def name_of(backend: Any) -> str:
     return str(member.name)
 
 
-def _loaded(registry: Registry, record: Record) -> ResolvedBackend:
-    assert record.backend is not None, "the registry has just loaded it"
-    return ResolvedBackend(record, record.backend, _hooks.loaded_hooks(registry))
-
-
-def _default(registry: Registry, name: str | None) -> Record:
+def _loaded(registry: Registry, name: str | Record) -> ResolvedBackend:
+    """Load a backend. TENSORPIPE gets a stand-in if torch was built without TensorPipe."""
     try:
-        return registry.load(name or _TORCHS_DEFAULT)
+        record = registry.load(name)
+        backend = record.backend
+        assert backend is not None, "the registry has just loaded it"
+    except BackendLoadError:
+        record = registry.find(name) if isinstance(name, str) else name
+        if record.state != "unavailable" or record.name != _TORCHS_DEFAULT:
+            raise
+        from rpc_backends_core import _without_tensorpipe
+
+        backend = _without_tensorpipe.stand_in()
+    return ResolvedBackend(record, backend, _hooks.loaded_hooks(registry))
+
+
+def _default(registry: Registry, name: str | None) -> ResolvedBackend:
+    try:
+        return _loaded(registry, name or _TORCHS_DEFAULT)
     except UnknownBackendError as error:
         if name is None:
             raise
@@ -136,14 +163,22 @@ def _default(registry: Registry, name: str | None) -> Record:
 
 def _overriding(registry: Registry, name: str, asked: str | None, options: Any) -> ResolvedBackend:
     try:
-        resolved = _loaded(registry, registry.load(name))
+        resolved = _loaded(registry, name)
     except RpcBackendsError as error:
         raise _named(OVERRIDE, name, error) from error.__cause__
-    if asked is None:
-        asked = "no backend" if options is None else f"the backend of its {type(options).__name__}"
-    if asked.casefold() != resolved.name.casefold():
-        logger.info("%s: asked for %s, starting %s", OVERRIDE, asked, resolved.name)
+    is_same = asked is not None and asked.casefold() == resolved.name.casefold()
+    if not is_same and resolved.record.state != "unavailable":
+        logger.info(
+            "%s: asked for %s, starting %s", OVERRIDE, _asked(asked, options), resolved.name
+        )
     return resolved
+
+
+def _asked(name: str | None, options: Any) -> str:
+    """Return what a program has asked for, for the log."""
+    if name is not None:
+        return name
+    return "no backend" if options is None else f"the backend of its {type(options).__name__}"
 
 
 def _warn_of_variables(registry: Registry) -> None:
@@ -206,7 +241,7 @@ def _by_options(registry: Registry, options: Any, default: str | None) -> Record
             for record in candidates:
                 if type_of(record.name) is kind:
                     _report_inferred(record)
-                    return registry.load(record)
+                    return record
     now = map(registry.find, by_name)  # loading may have revealed more options types
     types = ", ".join(
         f"{record.name}: {known.__name__}" for record in now if (known := _known_type(record))

@@ -33,8 +33,11 @@ VARIABLES = {
 
 _PREFIX = "RPC_BACKENDS_"
 _NEARLY_OURS = re.compile(r"RPC_BACKENDS?_?(.*)")
+#: It has neither a backend nor a hook, so the core does not know whether it is installed.
+_AGENTS = "rpc-backends-agents"
 #: How the variables of this project's other packages go on after the prefix, and the packages.
 _READERS = {
+    "AGENTS_ANY_TORCH": _AGENTS,
     "DUMP": "rpc-backends-inspect",
     "RECORDER": "rpc-backends-inspect",
     "FAULTS": "rpc-backends-faults",
@@ -224,7 +227,7 @@ def other_variables(
         owner = _owner(ending, owners) if is_exact else None
         reader = _owner(ending, _READERS) if is_exact else None
         if owner is None and reader is not None:
-            is_read = reader in installed or environ[name].lower() in _OFF
+            is_read = reader in {*installed, _AGENTS} or environ[name].lower() in _OFF
             owner, missing = reader, None if is_read else reader
             variables.append(OtherVariable(name, owner, missing, None))
             continue

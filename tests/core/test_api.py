@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from typing import Any
 
@@ -278,5 +279,91 @@ def test_init_rpc_refuses_wrong_arguments_with_torchs_errors() -> None:
         rpc.init_rpc("w", backend=5, rank=0, world_size=1)
     with pytest.raises(TypeError, match="rpc_backend_options must be an instance of RpcBackendO"):
         rpc.init_rpc("w", rank=0, world_size=1, rpc_backend_options={})
-    with pytest.raises(RuntimeError, match=r"Argument 7 must be of type <class 'str'>"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"Argument 7 .the argument name of init_rpc. must be of type <class 'str'>",
+    ):
         rpc.init_rpc(7, backend="TENSORPIPE", rank=0, world_size=1)
+
+
+def refusal(kind: type[Exception], *, url: str = "env://", **arguments: Any) -> str:
+    """Return the error of `init_rpc`."""
+    patches.install()
+    options = rpc.TensorPipeRpcBackendOptions(init_method=url)
+    given = {"name": "w", "rank": 0, "world_size": 1, "rpc_backend_options": options, **arguments}
+    with pytest.raises(kind) as error:
+        rpc.init_rpc(**given)
+    assert not getattr(error.value, "__notes__", [])
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(-5, 2), (2, 2), (3, 2)])
+def test_a_rank_outside_the_group_is_refused_at_once(rank: int, size: int) -> None:
+    text = refusal(ValueError, rank=rank, world_size=size)
+    assert text == f"rank is {rank} for RPC worker 'w'; it must be from 0 to 1, as world_size is 2."
+
+
+def test_an_invalid_name_is_shown() -> None:
+    assert refusal(RuntimeError, name="a b").startswith("name is 'a b'. Worker name must match ")
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "text"),
+    [
+        ("bogus://x", RuntimeError, "No rendezvous handler for bogus://. Use env:// with"),
+        ("tcp://127.0.0.1", ValueError, "port number missing. Use env:// with"),
+        ("tcp://127.0.0.1:99999", ValueError, "Port out of range 0-65535. Use"),
+        ("file://", ValueError, "path missing. Use"),
+    ],
+)
+def test_an_init_method_that_torch_refuses_is_shown(
+    url: str, kind: type[Exception], text: str
+) -> None:
+    error = refusal(kind, url=url)
+    assert error.startswith(f"RPC worker 'w' cannot use init_method {url!r}: ")
+    assert text in error
+
+
+def test_a_missing_rank_is_an_error_with_the_remedy() -> None:
+    text = refusal(ValueError, url="tcp://127.0.0.1:1", rank=-1)
+    assert "rank parameter missing. Pass rank to init_rpc" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        (
+            {"rpc_timeout": math.nan},
+            "rpc_timeout=nan is out of range; TENSORPIPE needs 0 or more sec",
+        ),
+        (
+            {"rpc_timeout": -1},
+            "rpc_timeout=-1 is out of range; TENSORPIPE needs 0 or more seconds.",
+        ),
+        (
+            {"rpc_timeout": "5"},
+            "rpc_timeout='5' is of type str; TENSORPIPE needs a number of seconds.",
+        ),
+        (
+            {"init_method": None},
+            "init_method=None is of type NoneType; TENSORPIPE needs a str: the URL",
+        ),
+        (
+            {"num_worker_threads": "4"},
+            "num_worker_threads='4' is of type str; TENSORPIPE needs an int.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_class", [True, False])
+def test_a_wrong_value_of_an_option_is_shown(
+    option: dict[str, Any], text: str, *, is_class: bool
+) -> None:
+    patches.install()
+    construct = rpc.backend_registry.construct_rpc_backend_options
+    with pytest.raises((RuntimeError, TypeError)) as error:
+        if is_class:
+            rpc.TensorPipeRpcBackendOptions(**option)
+        else:
+            construct(rpc.BackendType.TENSORPIPE, **option)
+    assert str(error.value).startswith(text)
+    assert not getattr(error.value, "__notes__", [])

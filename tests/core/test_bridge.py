@@ -467,6 +467,24 @@ def test_an_invalid_autoload_value_is_a_recorded_failure(children: Children) -> 
     )
 
 
+def test_serialize_raises_pickles_error_if_rpc_is_not_running(children: Children) -> None:
+    """Torch's suites and programs call it after shutdown."""
+    children.run(
+        """
+        import threading
+        from torch.distributed.rpc import internal
+        from rpc_backends_core import _patches as patches
+        patches.install()
+        try:
+            internal.serialize(threading.Lock())
+        except TypeError as error:
+            assert "cannot pickle '_thread.lock' object" in str(error), error
+        else:
+            raise AssertionError("a lock was pickled")
+        """
+    )
+
+
 # --- private names ---------------------------------------------------------------------------------
 
 

@@ -96,6 +96,7 @@ def problem_of(variable: str, text: str = "x") -> str | None:
         ("RPC_BACKENDS_ALOW", "RPC_BACKENDS_ALLOW"),
         ("RPC_BACKENDS_FAULT", "RPC_BACKENDS_FAULTS"),
         ("RPC_BACKENDS_RECODER", "RPC_BACKENDS_RECORDER"),
+        ("RPC_BACKENDS_AGENT_ANY_TORCH", "RPC_BACKENDS_AGENTS_ANY_TORCH"),
     ],
 )
 def test_a_misspelt_variable_gets_the_nearest_name(variable: str, nearest: str) -> None:

@@ -127,7 +127,7 @@ def test_the_backend_in_cpp_is_built_and_calls_itself(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content.replace("29511", str(port)))
     installed = str(tmp_path / "installed")
     pip = ["-m", "pip", "install", "--no-build-isolation", "--no-deps", "--no-index"]
-    execute([*pip, "--target", installed, "."], tmp_path, CFLAGS="-O0")
+    execute([*pip, "--target", installed, "."], tmp_path)
     printed = execute(["program.py"], tmp_path, PYTHONPATH=installed)
     assert printed == re.findall(r"\$ python program.py\n(.*?)```", text, re.DOTALL)[0]
 

@@ -16,7 +16,7 @@ def test_the_guide_shows_the_whole_examples() -> None:
     files = {
         str(path.relative_to(ROOT))
         for folder in ("interceptor", "call_policy")
-        for ending in ("cpp", "py", "toml")
+        for ending in ("cpp", "py", "toml", "txt")
         for path in (ROOT / "examples" / folder).rglob(f"*.{ending}")
         if "build" not in path.parts
     }

@@ -109,6 +109,12 @@ def test_the_generated_tables_of_options_are_up_to_date() -> None:
         assert page.read_text() == wanted, page
 
 
+def test_the_table_of_torchs_private_names_is_up_to_date() -> None:
+    """If this fails, run `python docs/_ext/private_names.py`."""
+    made = runpy.run_path(str(DOCS / "_ext/private_names.py"))
+    assert made["PAGE"].read_text() == made["page"]()
+
+
 # --- errors ------------------------------------------------------------------------------------------
 
 
@@ -337,6 +343,7 @@ def test_the_page_of_the_command_lists_every_subcommand(site: Path) -> None:
         "faults check",
         "faults run",
         "faults report",
+        "build-agents",
         "secret",
     ):
         assert f'id="rpc-backends-{name.replace(" ", "-")}"' in page, name

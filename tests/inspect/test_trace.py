@@ -194,3 +194,11 @@ def test_what_is_neither_dump_nor_program_is_refused(tmp_path: Path) -> None:
     done = run("--out", str(tmp_path / "out"), "no-such-program")
     assert done.returncode != 0
     assert "no-such-program is neither a dump nor a program" in " ".join(done.stderr.split())
+
+
+def test_a_file_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("")
+    done = run("--out", str(tmp_path / "out"), str(tmp_path / "notes"))
+    assert done.returncode != 0
+    text = " ".join(done.stderr.split())
+    assert "is neither a dump nor a program: it is a file that cannot be run" in text

@@ -61,8 +61,8 @@ def with_agents(
     made.install(*(wheels[name] for name in NEED_AGENTS))
     made.link(
         "scikit-build-core",
+        "pybind11",
         "cmake",
-        "setuptools",
         "ninja",
         "hatchling",
         "editables",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import tarfile
 import zipfile
 from importlib import metadata
@@ -18,6 +19,7 @@ from support.environments import (
     read_project,
 )
 from support.samples import COMMAND, CORE, MakeEnvironment, first_and_thorough
+from wheelhouse.trial import WheelTrial
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {read_project(folder)["name"]: folder for folder in distributions(ROOT)}
@@ -25,8 +27,6 @@ DISTRIBUTIONS = list(FOLDERS)
 #: The import packages of each distribution; ``rpc-backends`` has only dependencies.
 PACKAGES = {name: {name.replace("-", "_")} for name in DISTRIBUTIONS if name != "rpc-backends"}
 PACKAGES["rpc-backends-cli"].add("rpc_backends_processes")
-#: What the agents, whose dependencies build_requirements.py sets, require of this repository.
-NATIVE_REQUIREMENTS = [CORE]
 NATIVE = [name for name, folder in FOLDERS.items() if (folder / "CMakeLists.txt").exists()]
 
 
@@ -81,22 +81,46 @@ def test_an_sdist_contains_all_sources(distribution: str, tmp_path: Path) -> Non
     assert {str(path.relative_to(folder)) for path in sources} <= names
 
 
-def test_a_wheel_needs_the_torch_that_it_was_compiled_for(
-    wheels: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_wheel_of_the_agents_has_a_build_for_torch(wheels: dict[str, Path]) -> None:
     minor = ".".join(metadata.version("torch").split(".")[:2])
-    with zipfile.ZipFile(wheels["rpc-backends-agents"]) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
-        assert f"Requires-Dist: torch=={minor}.*\n" in archive.read(name).decode()
-    sdist = build_sdist(FOLDERS["rpc-backends-agents"], tmp_path)
-    with tarfile.open(sdist) as archive:
-        (info,) = (
-            name for name in archive.getnames() if name.count("/") == 1 and "PKG-INFO" in name
-        )
-        text = archive.extractfile(info).read().decode()  # type: ignore[union-attr]
-    (found,) = (line for line in text.splitlines() if line.startswith("Requires-Dist: torch"))
-    supported = read_project(ROOT)["dependencies"][0]
-    assert Requirement(found.partition(": ")[2]) == Requirement(supported)
+    names = names_in(wheels["rpc-backends-agents"])
+
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    assert f"rpc_backends_agents/builds/torch-{minor}/_C{suffix}" in names
+
+
+def test_the_wheel_of_the_agents_has_its_sources(wheels: dict[str, Path]) -> None:
+    folder = FOLDERS["rpc-backends-agents"]
+    files = [folder / "CMakeLists.txt", *folder.glob("*.cmake"), *folder.glob("csrc/**/*.*")]
+    sources = {f"rpc_backends_agents/cpp/{path.relative_to(folder)}" for path in files}
+
+    assert sources <= set(names_in(wheels["rpc-backends-agents"]))
+
+
+@pytest.mark.parametrize("distribution", NATIVE)
+def test_no_distribution_limits_torch_from_above(distribution: str) -> None:
+    """Otherwise pip would replace a newer torch, or a nightly one."""
+    requirements = map(Requirement, read_project(FOLDERS[distribution])["dependencies"])
+    (torch,) = (one for one in requirements if one.name == "torch")
+
+    assert str(torch.specifier) == ">=2.6"
+
+
+def test_the_engines_work_without_a_compiler(
+    base: Environment, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    """`make test-wheels` does the same for every torch, with pip and the index."""
+    environment = Environment.on(base, tmp_path / "environment")
+
+    def install(*_requirements: str) -> None:
+        environment.install(*wheels.values())
+
+    folder = wheels["rpc-backends-agents"].parent
+    trial = WheelTrial(environment.python, folder, tmp_path / "trial", install)
+
+    steps = [what for what, _ in trial.run()]
+
+    assert len(steps) == 4
 
 
 @pytest.mark.thorough
@@ -118,10 +142,7 @@ def required(name: str) -> set[str]:
     while waiting:
         needed.add(name := waiting.pop())
         project = read_project(FOLDERS[name])
-        declared = project.get("dependencies", [])
-        if "dependencies" in project.get("dynamic", []):
-            declared = NATIVE_REQUIREMENTS
-        requirements = map(Requirement, declared)
+        requirements = map(Requirement, project.get("dependencies", []))
         waiting += [requirement.name for requirement in requirements if requirement.name in FOLDERS]
     return needed
 
@@ -139,10 +160,12 @@ def test_a_tool_installs_no_backend(tool: str) -> None:
 
 
 def test_an_extra_of_what_users_install_names_each_other_distribution() -> None:
-    extras = read_project(FOLDERS["rpc-backends"])["optional-dependencies"].values()
-    named = {Requirement(text).name for texts in extras for text in texts}
+    extras = read_project(FOLDERS["rpc-backends"])["optional-dependencies"]
+    (everything,) = map(Requirement, extras.pop("all"))
+    named = {Requirement(text).name for texts in extras.values() for text in texts}
 
-    assert named == set(FOLDERS) - {CORE, *COMMAND, "rpc-backends-agents"}
+    assert named | {CORE, *COMMAND} == set(FOLDERS) - {"rpc-backends-agents"}
+    assert (everything.name, everything.extras) == ("rpc-backends", set(extras))
 
 
 def test_the_debugger_leaves_torchs_own_tensorpipe(

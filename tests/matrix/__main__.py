@@ -4,6 +4,7 @@
 
     make matrix                            # all pairs: about 15 minutes each on two cores
     make matrix ONLY="2.9 2.15 py3.12"     # torch 2.9 and 2.15, with Python 3.12
+    make test-wheels                       # only the first stage: the wheels, without a compiler
     make matrix AGAIN=1                    # also what has passed, and has not changed since
 
 Without ``AGAIN``, a stage that has passed is run again only if a file has changed that it depends on.
@@ -17,12 +18,14 @@ import datetime
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from matrix import pairs, results
 from matrix.stages import STAGES, PreparationError, Trial
+from support.environments import extract_commit
+from wheelhouse.__main__ import build
 
 
 def main() -> int:
@@ -50,6 +53,7 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     status = 0
+    _build_wheels(chosen, given.folder)
     for number, pair in enumerate(chosen, 1):
         print(f"==> {number}/{len(chosen)}: {pair}", flush=True)
         commit = _commit()  # there may be a later one when the run ends
@@ -62,22 +66,22 @@ def main() -> int:
             continue
         folder = given.folder / f"{pair.torch}-py{pair.python}"
         shutil.rmtree(folder, ignore_errors=True)
-        trial = Trial(pair, python, folder)
+        trial = Trial(pair, python, folder, given.folder / "wheels")
         try:
             trial.prepare()
+            for stage in stages:
+                if stage.name in outcomes:
+                    print(f"    {stage.name}: passed, and nothing has changed since", flush=True)
+                    continue
+                outcome = outcomes[stage.name] = replace(trial.run(stage), commit=commit)
+                print(
+                    f"    {stage.name}: {outcome.status}, {outcome.cell()} ({outcome.seconds} s)",
+                    flush=True,
+                )
         except PreparationError as error:
             print(f"    not tried: {error}", flush=True)
             status = 2
             continue
-        for stage in stages:
-            if stage.name in outcomes:
-                print(f"    {stage.name}: passed, and nothing has changed since", flush=True)
-                continue
-            outcome = outcomes[stage.name] = replace(trial.run(stage), commit=commit)
-            print(
-                f"    {stage.name}: {outcome.status}, {outcome.cell()} ({outcome.seconds} s)",
-                flush=True,
-            )
         row = results.Row(
             trial.torch_build(),
             str(pair.python),
@@ -95,6 +99,24 @@ def main() -> int:
             shutil.rmtree(folder / "venv")
             shutil.rmtree(folder / "sources")
     return status
+
+
+def _build_wheels(chosen: Sequence[pairs.Pair], folder: Path) -> None:
+    """Build the wheels of the last commit for all pairs, in ``wheels`` of a folder."""
+    sources = folder / "sources"
+    shutil.rmtree(sources, ignore_errors=True)
+    sources.mkdir(parents=True)
+    extract_commit(pairs.ROOT, sources)
+    build(
+        sources,
+        folder / "wheels",
+        pairs.ROOT / "build",
+        lambda line: print(f"    {line}", flush=True),
+        pythons=sorted({pair.python for pair in chosen if pairs.interpreter(pair.python)}),
+        torches=" ".join(sorted({f"{pair.torch.major}.{pair.torch.minor}" for pair in chosen})),
+        sdists=False,
+    )
+    shutil.rmtree(sources)
 
 
 def _commit() -> str:

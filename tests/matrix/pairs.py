@@ -45,12 +45,15 @@ def supported_pythons() -> list[Version]:
     return [Version(match[1]) for match in found if match]
 
 
-def published_torch() -> list[Version]:
+def published_torch(python: Version | None = None) -> list[Version]:
     """Return the versions of torch on the index, without pre-releases.
 
+    :param python: only those with a wheel for this Python; by default for the running one.
     :raises RuntimeError: pip cannot read the index; the text has pip's error.
     """
     command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
+    if python is not None:
+        command += ["--only-binary", ":all:", "--python-version", str(python)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("Available versions:")]
     if not lines:

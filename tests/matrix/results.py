@@ -21,6 +21,7 @@ class Outcome:
 
     :ivar status: ``passed`` or ``failed``.
     :ivar passed: how many tests passed; None if the stage has no tests.
+    :ivar first_call: the seconds from the installation to the first call on ZEROMQ, if that was measured.
     :ivar commit: the short name of the commit that the stage was run on; None if that of the row.
     """
 
@@ -30,9 +31,12 @@ class Outcome:
     failed: int | None = None
     skipped: int | None = None
     commit: str | None = None
+    first_call: float | None = None
 
     def cell(self) -> str:
         """Return the text of the outcome in the table."""
+        if self.status == "passed" and self.first_call is not None:
+            return f"{self.first_call:.0f} s"
         if self.status == "passed":
             return "yes" if self.passed is None else str(self.passed)
         return "**failed**" if not self.failed else f"**{self.failed} failed**, {self.passed}"
@@ -133,14 +137,17 @@ def _row_of(cells: list[str]) -> str:
 _HEAD = """\
 # Versions that were tested
 
-`make matrix` makes an environment for each pair of torch and Python, builds the wheels of every
-distribution in it, and runs the tests of each column. It writes this page. A number is the count of
+`make matrix` builds the wheels of every distribution, makes an environment for each pair of torch and
+Python, and runs the tests of each column in it. It writes this page. A number is the count of
 tests that passed. The results of a row hold for its commit: a column was tested on that commit, or on an
 earlier one, and no file that it depends on has changed between them (`docs/compatibility.json` has the
 commit of each column).
 
 """
 _FOOT = """
+- **without a compiler**: where no compiler is found, `pip install "rpc-backends[zeromq,ucx]"`, the
+  quickstart, `doctor` and a chapter of the conformance suite succeed. The seconds run from the start
+  of pip to the answer of the first call on ZEROMQ; torch was installed before.
 - **import**: all packages are imported, with warnings as errors.
 - **doctor**: `rpc-backends doctor` reports no error.
 - **torch's suites** are those of that version of torch. TENSORPIPE and FAULTY_TENSORPIPE run all of

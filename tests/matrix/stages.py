@@ -1,7 +1,7 @@
 """The stages of a run with one pair: an environment, wheels of every distribution, and their tests.
 
 The sources are those of the last commit. They are copied, so that files compiled for one torch are
-not used with another.
+not used with another. The wheels of that commit are installed, and nothing is compiled.
 """
 
 from __future__ import annotations
@@ -19,15 +19,8 @@ from matrix.pairs import ROOT, Pair
 from matrix.results import Outcome
 from stages import INSTALLED, ON_TENSORPIPE
 from support.environments import clean_environ, extract_commit
+from wheelhouse.trial import TrialError, WheelTrial
 
-_BUILD_TOOLS = (
-    "scikit-build-core>=1.1",
-    "cmake>=3.28,<4",
-    "ninja",
-    "hatchling>=1.25",
-    "editables>=0.5",
-    "libucx-cu12>=1.18,<2",
-)
 _IMPORT = (
     "import torch, rpc_backends_core, rpc_backends_cli, rpc_backends_testing, rpc_backends_bench, "
     "rpc_backends_agents, rpc_backends_faults, rpc_backends_inspect; "
@@ -65,7 +58,10 @@ class Stage:
     files: Sequence[str] = ()
 
 
+#: The stage that is no command: it installs the packages.
+WHEELS = "wheels"
 STAGES = (
+    Stage(WHEELS, "without a compiler", (), False),
     # torch's own imports warn with some versions of its dependencies, so errors begin after it.
     Stage(
         "import",
@@ -125,17 +121,22 @@ class Trial:
     """A run with one pair, in a folder of its own.
 
     :param python: the interpreter to make the environment with.
+    :param wheels: the folder with the wheels of all distributions for this Python.
     """
 
-    def __init__(self, pair: Pair, python: Path, folder: Path) -> None:
+    def __init__(self, pair: Pair, python: Path, folder: Path, wheels: Path) -> None:
         self.pair = pair
+        self._torch = f"torch=={pair.torch}"
         self._python = python
+        self._wheels = wheels
+        self._is_complete = False
+        self._folder = folder
         self._sources = folder / "sources"
         self._venv = folder / "venv"
         self._logs = folder / "logs"
 
     def prepare(self) -> None:
-        """Make the environment, build the wheels, and install them.
+        """Make the environment, with torch alone.
 
         :raises PreparationError: a command failed.
         """
@@ -144,43 +145,43 @@ class Trial:
         if not extract_commit(ROOT, self._sources):
             raise PreparationError("git archive failed; see above")
         subprocess.run([self._python, "-m", "venv", self._venv], check=True)
-        torch = f"torch=={self.pair.torch}"
-        self._prepared("torch", "-m", "pip", "install", "-q", torch, *_BUILD_TOOLS)
-        # The core first, then the agents: the others need their headers.
-        folders = [".", "packages/agents", *self._others()]
-        for folder in folders:
-            self._prepared(
-                "wheels",
-                "-m",
-                "pip",
-                "wheel",
-                "-q",
-                "--no-build-isolation",
-                "--no-deps",
-                "-w",
-                "wheels",
-                f"./{folder}",
-            )
-        core, *wheels = sorted(
-            map(str, (self._sources / "wheels").glob("*.whl")),
-            key=lambda name: "rpc_backends_core" not in name,
-        )
-        requirements = "examples/demo/requirements.txt"
+        self._prepared("torch", "-m", "pip", "install", "-q", self._torch)
+
+    def _install_all(self) -> None:
+        if self._is_complete:
+            return
         self._prepared(
             "install",
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            torch,
-            f"{core}[dev]",
-            *wheels,
-            "-r",
-            requirements,
+            *("-m", "pip", "install", "-q", "--find-links", str(self._wheels)),
+            *(self._torch, "rpc-backends[all]", "rpc-backends-core[dev]"),
+            *("-r", "examples/demo/requirements.txt"),
         )
+        self._is_complete = True
+
+    def _try_wheels(self) -> Outcome:
+        """Install the wheels where no compiler is found, and try the engines."""
+        started = time.monotonic()
+        trial = WheelTrial(self._venv / "bin/python", self._wheels, self._folder / "wheel_trial")
+        first_call = None
+        with (self._logs / "wheels.log").open("a") as log:
+            try:
+                for what, seconds in trial.run():
+                    first_call = first_call or round(seconds, 1)
+                    print(f"{what}: {seconds:.1f} s", file=log, flush=True)
+                status = "passed"
+            except TrialError as error:
+                print(error, file=log)
+                status = "failed"
+        return Outcome(status, round(time.monotonic() - started), first_call=first_call)
 
     def run(self, stage: Stage) -> Outcome:
-        """Run one stage, and return its outcome; its output is in the log of that name."""
+        """Run one stage, and return its outcome; its output is in the log of that name.
+
+        :raises PreparationError: the packages cannot be installed.
+        """
+        if stage.name == WHEELS:
+            return self._try_wheels()
+        self._install_all()
         report = self._logs / f"{stage.name}.xml"
         arguments = (
             [*stage.arguments, f"--junitxml={report}"] if stage.counts else list(stage.arguments)
@@ -215,14 +216,6 @@ class Trial:
             check=True,
         )
         return done.stdout.strip()
-
-    def _others(self) -> list[str]:
-        found = sorted(
-            path.parent.relative_to(self._sources)
-            for place in ("packages", "plugins")
-            for path in (self._sources / place).glob("*/pyproject.toml")
-        )
-        return [str(one) for one in found if str(one) != "packages/agents"]
 
     def _prepared(self, log: str, *arguments: str) -> None:
         if self._logged(log, arguments) != 0:

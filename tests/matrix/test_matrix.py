@@ -55,10 +55,14 @@ def test_a_report_of_pytest_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_failure_stands_in_its_row() -> None:
-    outcomes = {"import": Outcome("passed", 1), "core": Outcome("failed", 9, 7, 2, 0)}
+    outcomes = {
+        "wheels": Outcome("passed", 90, first_call=7.6),
+        "import": Outcome("passed", 1),
+        "core": Outcome("failed", 9, 7, 2, 0),
+    }
     row = Row("2.9.1+cu128", "3.12", "abc1234", "2026-01-01", outcomes)
     page = results.page([row])
-    assert "| 2.9.1+cu128 | 3.12 | yes |  | **2 failed**, 7 |" in page
+    assert "| 2.9.1+cu128 | 3.12 | 8 s | yes |  | **2 failed**, 7 |" in page
     assert not row.is_green
 
 

@@ -88,6 +88,22 @@ def test_leaving_a_group_does_not_wait_for_callers_that_have_timed_out(
         workers[0].call(steps.leave)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+def test_leaving_a_group_does_not_wait_for_a_caller_that_has_left(
+    tmp_path: Path, backend: str, *, ends: bool
+) -> None:
+    """The caller hosts the store, and leaves before its process ends, or is still there."""
+    with steps.meeting("tcp", tmp_path) as where, Workers(2, seconds=90, env=where.env) as workers:
+        for worker in workers:
+            worker.call(steps.join_dynamic, where.url, backend=backend)
+        workers[0].call(time_out, "worker1")
+        workers[0].call(steps.leave)
+        if ends:
+            workers[0].end()
+        workers[1].call(steps.leave, timeout=600)
+
+
 @pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
 def test_leaving_a_group_waits_for_futures_that_get_values(tmp_path: Path, backend: str) -> None:
     with Workers(2, seconds=90) as workers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -121,10 +122,22 @@ def return_error() -> AttributeError:
     return AttributeError("a value")
 
 
+def own_list() -> Any:
+    """Return a list, in an RRef of this worker."""
+    return [1]
+
+
+def make_own() -> Any:
+    """Make an object of a class that only the caller has."""
+    return sys.modules["theirs"].Own()
+
+
 def error_of(me: WorkerContext, how: str, function: Any, *args: Any) -> tuple[list[str], str]:
     """Call worker1; return the classes and the text of the error."""
-    args = tuple(Unbuildable() if arg == "unbuildable" else arg for arg in args)
+    made = {"unbuildable": Unbuildable, "storage": lambda: torch.UntypedStorage(4), "own": make_own}
+    args = tuple(made[arg]() if arg in made else arg for arg in args)
     calls = {
+        "method": lambda: rpc.remote("worker1", own_list).rpc_sync().append(*args),
         "rpc_sync": lambda: rpc.rpc_sync("worker1", function, args=args),
         "rpc_async": lambda: rpc.rpc_async("worker1", function, args=args).wait(),
         "to_here": lambda: rpc.remote("worker1", function, args=args).to_here(),
@@ -136,15 +149,32 @@ def error_of(me: WorkerContext, how: str, function: Any, *args: Any) -> tuple[li
     raise AssertionError(f"returned {result!r}")
 
 
+def raise_plain() -> None:
+    """Raise an exception."""
+    raise ValueError("the cause at the callee")
+
+
+def shown_error_of(me: WorkerContext, how: str) -> str:
+    """Call worker1; return what Python shows of the error."""
+    try:
+        if how == "rpc_sync":
+            rpc.rpc_sync("worker1", raise_plain)
+        else:
+            rpc.remote("worker1", raise_plain).to_here()
+    except ValueError:
+        return traceback.format_exc()
+    raise AssertionError("no error")
+
+
 @pytest.fixture(scope="module", params=BACKENDS)
 def caller(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Any]:
-    """Yield the first of two workers; only the second one has ``theirs.Only``."""
+    """Yield the first of two workers; it has ``theirs.Own``, and the second one ``theirs.Only``."""
     with Workers(2, seconds=240) as workers:
         url = f"file://{tmp_path_factory.mktemp('results')}/store"
         if request.param == "TENSORPIPE":  # with the recorder, its agent knows who has answered
             workers.run(record)
         workers.run(steps.join, url, backend=request.param)
-        workers[0].call(define, "")
+        workers[0].call(define, "Own")
         workers[1].call(define, "Only")
         workers[1].call(add_missing)
         yield workers[0]
@@ -246,3 +276,35 @@ def test_an_argument_that_fails_to_unpickle_names_the_callee(caller: Any, how: s
     _, text = caller.call(error_of, how, give_back, "unbuildable")
     assert "worker 'worker1' cannot unpickle the call of" in text
     assert "give_back: ValueError: cannot be built here" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "to_here"])
+def test_an_argument_of_an_unknown_class_names_the_callee(caller: Any, how: str) -> None:
+    types_, text = caller.call(error_of, how, give_back, "own")
+    assert "AttributeError" in types_ or text.startswith("AttributeError: ")  # as in torch
+    assert "worker 'worker1' cannot unpickle the call of" in text
+    assert "give_back: module 'theirs' has no 'Own' on 'worker1'" in text
+
+
+@pytest.mark.slow
+def test_a_storage_as_an_argument_names_the_callee(caller: Any) -> None:
+    _, text = caller.call(error_of, "rpc_sync", give_back, "storage")
+    assert "worker 'worker1' cannot unpickle the call of" in text
+    assert "give_back: AttributeError: " in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("argument", ["own", "unbuildable"])
+def test_a_method_that_cannot_be_unpickled_is_named(caller: Any, argument: str) -> None:
+    _, text = caller.call(error_of, "method", None, argument)
+    assert "worker 'worker1' cannot unpickle the call of the method 'append' of an RRef: " in text
+    assert "_local_invoke" not in text.partition("Traceback")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["rpc_sync", "to_here"])
+def test_an_error_of_a_function_ends_with_its_own_text(caller: Any, how: str) -> None:
+    text = caller.call(shown_error_of, how)
+    assert text.rstrip().endswith("ValueError: the cause at the callee")
+    assert "rpc_backends_core" not in text

@@ -2,7 +2,8 @@
 
 ::
 
-    make release-check                  # build and check: about ten minutes
+    make release-check                  # build and check: 15 minutes, less if nothing in C++ has changed
+    make release-check DIST=dist        # check files that are built already
     make release-check SET=0.2.0        # only write this version into every place
 
 The files are in build/release/dist afterwards.
@@ -18,16 +19,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
 from release import contents, versions
 from support import quickstart
 from support.environments import clean_environ, distributions, extract_commit
+from wheelhouse.__main__ import build
+from wheelhouse.files import FilesError
 
 ROOT = Path(__file__).parents[2]
-#: Libraries that users have from torch and from libucx.
-_OF_OTHERS = (
-    *("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so"),
-    *("libucp.so.0", "libuct.so.0", "libucs.so.0", "libucm.so.0"),
-)
+
+
+#: What users install.
+_USERS = "rpc-backends"
 
 
 class CheckFailedError(Exception):
@@ -38,17 +42,18 @@ class Check:
     """The check of a release, step by step.
 
     :param torch: the requirement of the torch to install, for example ``torch==2.13.0``.
+    :param built: a folder with files that are built already; None to build them.
     """
 
-    def __init__(self, folder: Path, torch: str) -> None:
+    def __init__(self, folder: Path, torch: str, built: Path | None) -> None:
         self._torch = torch
+        self._built = built
         self._sources = folder / "sources"
-        self._built = folder / "built"
-        self._dist = folder / "dist"
+        self._dist = built or folder / "dist"
         self._venv = folder / "venv"
         self._work = folder / "work"
         shutil.rmtree(folder, ignore_errors=True)
-        for made in (self._sources, self._built, self._dist, self._work):
+        for made in (self._sources, self._work):
             made.mkdir(parents=True)
 
     def run(self) -> Iterator[str]:
@@ -59,9 +64,10 @@ class Check:
         wrong = versions.deviations(ROOT)
         _refuse("the versions differ", wrong)
         yield f"every place has the version {versions.version(ROOT)}"
-        yield self._build()
-        yield self._repair()
-        files = sorted(map(str, self._dist.iterdir()))
+        if self._built is None:
+            yield self._build()
+            yield self._build_again()
+        files = sorted(str(path) for path in self._dist.iterdir() if path.is_file())
         _run([sys.executable, "-m", "twine", "check", "--strict", *files])
         yield f"twine accepts the {len(files)} files"
         yield self._compare()
@@ -69,37 +75,53 @@ class Check:
 
     def _build(self) -> str:
         _refuse("git archive", [] if extract_commit(ROOT, self._sources) else ["it failed"])
-        build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(self._built)]
-        folders = distributions(self._sources)
-        for folder in folders:
-            _run([*build, str(folder)])
-        return f"built an sdist and a wheel of {len(folders)} distributions"
+        self._build_files(self._sources, self._dist, ROOT / "build")
+        tags = {file.stem.rpartition("-")[2] for file in self._dist.glob("*.whl")} - {"any"}
+        count = len(distributions(self._sources))
+        return f"built {count} distributions; the wheels with C++ are for {', '.join(sorted(tags))}"
 
-    def _repair(self) -> str:
-        """Give the wheels with C++ a tag that package indexes accept."""
-        excluded = [word for name in _OF_OTHERS for word in ("--exclude", name)]
-        tags = set()
-        for file in sorted(self._built.iterdir()):
-            if not file.name.endswith("-linux_x86_64.whl"):
-                shutil.copy(file, self._dist)
-                continue
-            command = ["repair", str(file), "--wheel-dir", str(self._dist), *excluded]
-            _run([sys.executable, "-m", "auditwheel", *command])
-            (repaired,) = self._dist.glob(f"{file.name.split('-')[0]}-*.whl")
-            tags.add(repaired.name.removesuffix(".whl").rpartition("-")[2])
-        return f"the wheels with C++ are for {', '.join(sorted(tags))}"
+    def _build_again(self) -> str:
+        """Build in another folder, with nothing kept but torch's headers, and compare."""
+        again = self._work / "again"
+        shutil.copytree(self._sources, again / "sources")
+        (again / "kept").mkdir()
+        (again / "kept/torch").symlink_to(ROOT / "build/torch")
+        newest = contents.newest_torch(self._dist)
+        self._build_files(again / "sources", again / "dist", again / "kept", newest)
+        count, different = contents.differences(self._dist, again / "dist")
+        _refuse("a second build in another folder has other content", different)
+        return (
+            f"a second build, with the agents for torch {newest} alone, has the same {count} files"
+        )
+
+    def _build_files(self, sources: Path, out: Path, kept: Path, torches: str = "") -> None:
+        try:
+            build(
+                sources,
+                out,
+                kept,
+                lambda line: print(f"   {line}", flush=True),
+                pythons=[Version(".".join(map(str, sys.version_info[:2])))],
+                torches=torches,
+            )
+        except (RuntimeError, FilesError, subprocess.CalledProcessError) as error:
+            raise CheckFailedError(str(error)) from error
 
     def _compare(self) -> str:
         count = 0
         for folder in distributions(ROOT):
             name = versions.read_project(folder)["name"].replace("-", "_")
             files = contents.tracked(folder)
-            (wheel,) = self._dist.glob(f"{name}-[0-9]*.whl")
             (sdist,) = self._dist.glob(f"{name}-[0-9]*.tar.gz")
-            in_wheel, in_sdist = contents.of_wheel(wheel), contents.of_sdist(sdist)
-            _refuse(wheel.name, contents.wheel_deviations(in_wheel, files))
+            in_sdist = contents.of_sdist(sdist)
             _refuse(sdist.name, contents.sdist_deviations(in_sdist, files))
-            count += len(in_wheel) + len(in_sdist)
+            count += len(in_sdist)
+            wheels = sorted(self._dist.glob(f"{name}-[0-9]*.whl"))
+            _refuse(name, [] if wheels else ["there is no wheel"])
+            for wheel in wheels:
+                in_wheel = contents.of_wheel(wheel)
+                _refuse(wheel.name, contents.wheel_deviations(in_wheel, files))
+                count += len(in_wheel)
         return f"the {count} files in them are those of the commit"
 
     def _install(self) -> Iterator[str]:
@@ -107,17 +129,23 @@ class Check:
         python = self._venv / "bin/python"
         pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
         _run([*pip, "install", "-q", self._torch])
-        wheels = sorted(map(str, self._dist.glob("*.whl")))
-        _run([*pip, "install", "-q", self._torch, *wheels])
+        names = [versions.read_project(folder)["name"] for folder in distributions(ROOT)]
+        found = ["--find-links", str(self._dist)]
+        _run(
+            [*pip, "install", "-q", *found, self._torch, f"{_USERS}[all]=={versions.version(ROOT)}"]
+        )
         _run([*pip, "check"])
-        yield f"installed {len(wheels)} wheels in an environment with only {self._torch}"
+        code = (
+            "import sys; from importlib.metadata import version; list(map(version, sys.argv[1:]))"
+        )
+        _run([str(python), "-c", code, *names])
+        yield f"pip install '{_USERS}[all]' installs all {len(names)} distributions beside {self._torch}"
         for step in quickstart.run(python, self._work):
             if step.printed != step.shown:
                 _refuse(step.command, [f"printed {step.printed}, not {step.shown}", step.stderr])
         yield "the README's quickstart prints what the README shows"
         _run([str(self._venv / "bin/rpc-backends"), "doctor"])
         yield "rpc-backends doctor finds no problem"
-        names = [versions.read_project(folder)["name"] for folder in distributions(ROOT)]
         _run([*pip, "uninstall", "-q", "-y", *names])
         left = [
             str(path.relative_to(self._venv))
@@ -137,6 +165,7 @@ def main() -> int:
         "--set", metavar="VERSION", default="", help="write a version, build nothing"
     )
     parser.add_argument("--torch", default="torch==2.13.0", help="the torch to install")
+    parser.add_argument("--dist", type=Path, help="a folder with files that are built already")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/release", help="for all files")
     given = parser.parse_args()
     if given.set:
@@ -144,12 +173,12 @@ def main() -> int:
             print(file.relative_to(ROOT))
         return 0
     try:
-        for number, found in enumerate(Check(given.folder, given.torch).run(), 1):
+        for number, found in enumerate(Check(given.folder, given.torch, given.dist).run(), 1):
             print(f"{number}. {found}", flush=True)
     except CheckFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"The files of the release are in {given.folder / 'dist'}.")
+    print(f"The files of the release are in {given.dist or given.folder / 'dist'}.")
     return 0
 
 

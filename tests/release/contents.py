@@ -11,7 +11,7 @@ from pathlib import Path
 #: What a build adds to a wheel.
 _ADDED_TO_WHEEL = re.compile(
     r"[^/]+\.dist-info/(METADATA|RECORD|WHEEL|entry_points\.txt|top_level\.txt|licenses/LICENSE|sboms/.+)"
-    r"|[^/]+/_\w+\.cpython-\w+-[\w-]+\.so"  # extensions
+    r"|[^/]+/(builds/torch-[\w.+-]+/)?_\w+\.cpython-\w+-[\w-]+\.so"  # extensions
     r"|[^/]+\.libs/.+"  # auditwheel
 )
 #: What a build adds to an sdist.
@@ -46,7 +46,8 @@ def wheel_deviations(found: set[str], files: set[str]) -> list[str]:
     """
     wanted = {name.removeprefix("src/") for name in files if name.startswith("src/")}
     missing = [f"{name} is missing" for name in sorted(wanted - found)]
-    return missing + _unknown(found - wanted, _ADDED_TO_WHEEL)
+    carried = {name for name in found if name.partition("/cpp/")[2] in files}  # C++
+    return missing + _unknown(found - wanted - carried, _ADDED_TO_WHEEL)
 
 
 def sdist_deviations(found: set[str], files: set[str]) -> list[str]:
@@ -62,6 +63,42 @@ def sdist_deviations(found: set[str], files: set[str]) -> list[str]:
     }
     missing = [f"{name} is missing" for name in sorted(wanted - found)]
     return missing + _unknown(found - files, _ADDED_TO_SDIST)
+
+
+def newest_torch(dist: Path) -> str:
+    """Return the newest minor version of torch that the wheel of the agents has a build for."""
+    (wheel,) = dist.glob("rpc_backends_agents-*.whl")
+    found = (re.search(r"/builds/torch-(\d+)\.(\d+)/", name) for name in of_wheel(wheel))
+    major, minor = max((int(match[1]), int(match[2])) for match in found if match)
+    return f"{major}.{minor}"
+
+
+def differences(first: Path, second: Path) -> tuple[int, list[str]]:
+    """Compare the files of two builds, byte for byte.
+
+    The second one may have fewer builds of the agents, so what lists them is not compared.
+
+    :returns: the number of files that were compared, and a line for each that differs.
+    """
+    count, different = 0, []
+    for file in sorted(second.iterdir()):
+        if file.is_dir():
+            continue
+        other = first / file.name
+        if not other.exists():
+            different.append(f"{file.name} is not in {first}")
+        elif file.name.startswith("rpc_backends_agents") and file.suffix == ".whl":
+            with zipfile.ZipFile(file) as here, zipfile.ZipFile(other) as there:
+                for name in here.namelist():
+                    if not name.endswith(("/RECORD", ".cdx.json")):
+                        count += 1
+                        if here.read(name) != there.read(name):
+                            different.append(f"{file.name}: {name}")
+        else:
+            count += 1
+            if file.read_bytes() != other.read_bytes():
+                different.append(file.name)
+    return count, different
 
 
 def _unknown(names: set[str], added: re.Pattern[str]) -> list[str]:

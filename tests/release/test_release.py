@@ -45,6 +45,7 @@ def test_a_version_is_set_in_every_place(copy: Path) -> None:
 
 def test_a_wheel_with_the_sources_is_accepted() -> None:
     built = {"a/_native.cpython-311-x86_64-linux-gnu.so", "a-1.dist-info/RECORD"}
+    built |= {"a/builds/torch-2.6-old-strings/_C.cpython-311-x86_64-linux-gnu.so"}
     assert contents.wheel_deviations(SOURCES | built, FILES) == []
 
 
@@ -67,3 +68,12 @@ def test_an_sdist_may_have_tests_and_must_have_sources() -> None:
         "src/a/py.typed is missing",
         "notes.txt is not a file of the commit",
     ]
+
+
+def test_a_file_that_differs_between_two_builds_is_listed(tmp_path: Path) -> None:
+    for folder, content in (("first", b"1"), ("second", b"2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a-1.tar.gz").write_bytes(content)
+        (tmp_path / folder / "b-1.tar.gz").write_bytes(b"equal")
+
+    assert contents.differences(tmp_path / "first", tmp_path / "second") == (2, ["a-1.tar.gz"])

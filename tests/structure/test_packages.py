@@ -70,6 +70,8 @@ PUBLIC = {
 TOOLS = {
     "rpc_backend_ucx.check": {"rpc_backends_cli"},
     "rpc_backend_zeromq.check": {"rpc_backends_cli"},
+    "rpc_backends_agents.build_command": {"rpc_backends_cli"},
+    "rpc_backends_agents.check": {"rpc_backends_cli"},
     "rpc_backends_agents.engine.secret_command": {"rpc_backends_cli"},
     "rpc_backends_faults.check": {"rpc_backends_cli"},
     "rpc_backends_faults.command": {"rpc_backends_cli"},

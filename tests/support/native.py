@@ -1,7 +1,8 @@
 """Compile extensions in C++ once, for the editable install and for the wheels that tests install.
 
 ``build/native`` keeps the compiler's output under a hash of its input: the sources of the distribution,
-the headers of the others, and the versions of torch and Python. :func:`prebuilt` makes wheels from it.
+the headers of the others, and the versions of Python, pybind11 and, for the agents, torch.
+:func:`prebuilt` makes wheels from it.
 CMake builds all distributions in one folder, which the unit tests in C++ use too.
 The Makefile runs this file, which therefore needs only the standard library, CMake and torch.
 """
@@ -33,8 +34,7 @@ def distributions() -> list[Path]:
 
 def compiled(*folders: Path) -> list[Path]:
     """Return a folder with the extensions of each distribution; compile those that are missing."""
-    versions = f"{metadata.version('torch')}-{sys.implementation.cache_tag}"
-    kept = {folder: KEPT / f"{folder.name}-{_hash(folder, versions)}" for folder in folders}
+    kept = {folder: KEPT / f"{folder.name}-{_hash(folder)}" for folder in folders}
     if all(place.exists() for place in kept.values()):
         return [*kept.values()]
     KEPT.mkdir(parents=True, exist_ok=True)
@@ -101,10 +101,14 @@ def prebuilt(*folders: Path) -> Iterator[dict[str, str]]:
         yield {"SKBUILD_CMAKE_DEFINE": f"RPC_BACKENDS_PREBUILT={place}"}
 
 
-def _hash(folder: Path, versions: str) -> str:
+def _hash(folder: Path) -> str:
     shared = [*ROOT.glob("p*/*/src/*/include/**/*.h"), *ROOT.glob("p*/*/src/*/cmake/*")]
-    sources = {folder / "CMakeLists.txt", *shared, *(folder / "csrc").rglob("*")}
-    found = hashlib.sha256(f"{versions} {sysconfig.get_platform()}".encode())
+    torch = [*folder.glob("torch.cmake")]  # of the agents; all others are compiled without torch
+    sources = {folder / "CMakeLists.txt", *torch, *shared, *(folder / "csrc").rglob("*")}
+    used = ("pybind11", "torch") if torch else ("pybind11",)
+    versions = " ".join(metadata.version(name) for name in used)
+    platform = f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
+    found = hashlib.sha256(f"{versions} {platform}".encode())
     for source in sorted(path for path in sources if path.is_file()):
         found.update(f"\n{source.relative_to(ROOT)}\n".encode())
         found.update(source.read_bytes())

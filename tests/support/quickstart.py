@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +27,11 @@ class Step:
     stderr: str
 
 
-def run(python: Path, folder: Path) -> list[Step]:
+def run(python: Path, folder: Path, environ: Mapping[str, str] | None = None) -> list[Step]:
     """Write the program into a folder, and run each command that the README shows.
 
     :param python: the interpreter of the environment.
+    :param environ: the environment of the commands; by default a clean one.
     """
     readme = README.read_text()
     found = re.search(r"<!-- file: quickstart.py -->\n\n```python\n(.*?)```", readme, re.DOTALL)
@@ -47,7 +49,11 @@ def run(python: Path, folder: Path) -> list[Step]:
             cwd=folder,
             # torchrun prints that it sets OMP_NUM_THREADS if that is not set.
             # The recorder is on, as for a user.
-            env={**clean_environ(), "OMP_NUM_THREADS": "1", "RPC_BACKENDS_RECORDER": "on"},
+            env={
+                **(environ or clean_environ()),
+                "OMP_NUM_THREADS": "1",
+                "RPC_BACKENDS_RECORDER": "on",
+            },
             capture_output=True,
             text=True,
             timeout=120,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ __all__ = [
     "WorkerError",
     "Workers",
     "suspend",
+    "without_tensorpipe",
+    "without_tensorpipe_environ",
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -46,9 +49,24 @@ def template() -> Template:
 
     It does not import FAULTY_TENSORPIPE, whose import makes torch register a backend.
     """
+    return _template(PLUGINS, clean_environ())
+
+
+@functools.cache
+def without_tensorpipe() -> Template:
+    """Return how to start workers whose torch looks as if it was built without TensorPipe."""
+    return _template(PLUGINS[1:], without_tensorpipe_environ())
+
+
+def without_tensorpipe_environ() -> dict[str, str]:
+    """Return the environment in which torch looks as if it was built without TensorPipe."""
+    return clean_environ({"PYTHONPATH": str(ROOT / "tests/support/without_tensorpipe")})
+
+
+def _template(plugins: Iterable[str], variables: Mapping[str, str]) -> Template:
     return Template(
-        preload=["pytest", *(module for module in PLUGINS if find_spec(module.partition(".")[0]))],
-        variables=clean_environ(),
+        preload=["pytest", *(module for module in plugins if find_spec(module.partition(".")[0]))],
+        variables=variables,
         path=[str(ROOT / "tests")],
         # Workers import test modules under the names that pytest gives them, from this repository only.
         packages={folder: str(ROOT / folder) for folder in ("tests", "plugins")},

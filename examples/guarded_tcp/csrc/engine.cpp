@@ -62,7 +62,7 @@ class TcpEngine final : public GatedTransport::Engine {
     shut_links(peer);
   }
 
-  void reject(int peer, const std::string& /*reason*/) override {
+  void reject(int peer, std::string_view /*reason*/) override {
     const Lock lock(mutex_);
     shut_links(peer);
   }
@@ -280,8 +280,8 @@ class TcpTransport : public GatedTransport {
   }
 
   // The Python around this transport calls start() and learn() of the engine.
-  std::string listen(int, const std::string&) override { throw TransportError("use start()"); }
-  void learn(int, const std::string&, const std::string&) override { throw TransportError("use learn() with proofs"); }
+  Text listen(int, std::string_view) override { throw TransportError("use start()"); }
+  void learn(int, std::string_view, std::string_view) override { throw TransportError("use learn() with proofs"); }
 };
 
 using Bound = ClosedAtExit<TcpTransport>;

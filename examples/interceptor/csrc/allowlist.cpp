@@ -9,9 +9,11 @@
 using namespace rpc_backends;
 namespace py = pybind11;
 
+using Functions = std::set<std::string, std::less<>>;  // std::less<> finds a std::string_view
+
 class Allowlist final : public Interceptor {
  public:
-  explicit Allowlist(std::set<std::string> functions) : functions_(std::move(functions)) {}
+  explicit Allowlist(Functions functions) : functions_(std::move(functions)) {}
 
   // Called before each message; skipping outgoing messages here makes them cost nothing.
   bool wants(Direction direction) const noexcept override { return direction == Direction::kIncoming; }
@@ -23,19 +25,20 @@ class Allowlist final : public Interceptor {
       return;
     }
     ++refused_;
-    request->fail("worker '" + head.worker() + "' does not run '" + head.function() + "' for '" + head.peer() + "'");
+    request->fail("worker '" + std::string(head.worker()) + "' does not run '" + std::string(head.function()) +
+                  "' for '" + std::string(head.peer()) + "'");
   }
 
-  std::map<std::string, std::string> metrics() const override { return {{"refused", std::to_string(refused_)}}; }
+  Metrics metrics() const override { return {{"refused", std::to_string(refused_)}}; }
 
  private:
-  const std::set<std::string> functions_;
+  const Functions functions_;
   std::atomic<int> refused_{0};
 };
 
 PYBIND11_MODULE(_native, module) {
-  py::class_<Allowlist, std::shared_ptr<Allowlist>>(module, "Allowlist")
-      .def(py::init<std::set<std::string>>())
+  py::class_<Allowlist, std::shared_ptr<Allowlist>>(module, "Allowlist", py::module_local())
+      .def(py::init<Functions>())
       .def("__rpc_interceptor__", [](const std::shared_ptr<Allowlist>& self) {
         return py::capsule(new std::shared_ptr<Interceptor>(self), kInterceptorCapsule, [](PyObject* capsule) {
           delete static_cast<std::shared_ptr<Interceptor>*>(PyCapsule_GetPointer(capsule, kInterceptorCapsule));

@@ -22,16 +22,16 @@ class DeviceTransport final : public Transport, public std::enable_shared_from_t
  public:
   ~DeviceTransport() override { close(0); }
 
-  std::string listen(int self, const std::string& name) override {
+  Text listen(int self, std::string_view name) override {
     self_ = self;
     std::lock_guard<std::mutex> lock(all_mutex);
-    const std::string address = name + std::to_string(++listened_);
+    const std::string address = std::string(name) + std::to_string(++listened_);
     all[address] = weak_from_this();
     thread_ = std::thread([this] { send_all(); });
     return address;
   }
 
-  void learn(int peer, const std::string& /*name*/, const std::string& address) override {
+  void learn(int peer, std::string_view /*name*/, std::string_view address) override {
     std::lock_guard<std::mutex> lock(mutex_);
     addresses_[peer] = address;
   }
@@ -45,7 +45,7 @@ class DeviceTransport final : public Transport, public std::enable_shared_from_t
   }
 
   bool receive(Event& event) override { return events_.pop(event); }
-  void reject(int peer, const std::string& reason) override { events_.push({Event::Kind::kLost, peer, {}, reason}); }
+  void reject(int peer, std::string_view reason) override { events_.push({Event::Kind::kLost, peer, {}, reason}); }
 
   void close(double /*linger*/) override {
     {
@@ -59,10 +59,10 @@ class DeviceTransport final : public Transport, public std::enable_shared_from_t
     events_.close();
   }
 
-  bool moves(const std::string& device_type) const override { return device_type == "late"; }
+  bool moves(std::string_view device_type) const override { return device_type == "late"; }
   void set_allocator(DeviceAllocator allocate) override { allocate_ = std::move(allocate); }
 
-  std::map<std::string, std::string> metrics() const override {
+  Metrics metrics() const override {
     return {{"moved_bytes", std::to_string(moved_)}, {"largest_host_part", std::to_string(largest_host_part_)}};
   }
 

@@ -23,10 +23,10 @@ struct Watch final : Observer {
 
 class Recorder final : public Interceptor {
  public:
-  void on_start(const AgentInfo& agent) override { note("start " + agent.worker); }
+  void on_start(const AgentInfo& agent) override { note("start " + std::string(agent.worker)); }
   void on_settle() override { note("settle"); }
   void on_stop() override { note("stop"); }
-  std::map<std::string, std::string> metrics() const override { return {{"events", "many"}}; }
+  Metrics metrics() const override { return {{"events", "many"}}; }
 
   void on_request(RequestPtr request) override {
     const RequestHead& head = request->head();
@@ -36,9 +36,10 @@ class Recorder final : public Interceptor {
     }
     const bool outgoing = head.direction() == Direction::kOutgoing;
     const Orders orders = this->orders();
-    note(std::string(outgoing ? "outgoing " : "incoming ") + type_name(head.type()) + " " + head.function() + " " +
-         head.worker() + " " + head.peer() + " '" + std::string(request->context()) + "' " +
-         std::to_string(head.tensors()) + " " + std::to_string(head.tensor_bytes()));
+    note(std::string(outgoing ? "outgoing " : "incoming ") + type_name(head.type()) + " " +
+         std::string(head.function()) + " " + std::string(head.worker()) + " " + std::string(head.peer()) + " '" +
+         std::string(request->context()) + "' " + std::to_string(head.tensors()) + " " +
+         std::to_string(head.tensor_bytes()));
     if (orders.count("observe") != 0) {
       request->observe(std::make_shared<Watch>(*this));
     }
@@ -89,7 +90,8 @@ class Recorder final : public Interceptor {
   }
 
   void answered(const AnswerPtr& answer) {
-    note(answer->is_error() ? "answer error " + answer->error() : "answer " + std::to_string(answer->type()));
+    note(answer->is_error() ? "answer error " + std::string(answer->error())
+                            : "answer " + std::to_string(answer->type()));
     const Orders orders = this->orders();
     const auto found = orders.find("answer");
     const std::string verb = found == orders.end() ? "pass" : found->second;
@@ -156,7 +158,7 @@ void Watch::on_answer(AnswerPtr answer) {
 
 void Watch::on_end(const End& end) {
   const char* const kinds[] = {"answer", "error", "timeout", "shutdown", "dropped"};
-  recorder.note(std::string("end ") + kinds[static_cast<int>(end.kind)] + " " + end.text);
+  recorder.note(std::string("end ") + kinds[static_cast<int>(end.kind)] + " " + std::string(end.text));
 }
 
 Recorder& of(void* handle) {

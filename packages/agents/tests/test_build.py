@@ -1,30 +1,21 @@
-"""How our extensions are built: with torch's layout of std::string, and only if torch is installed."""
+"""How our extensions are built: the agents against torch, all others without torch."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import rpc_backends_agents
+from rpc_backends_agents import _C
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("packages/agents", "plugins/faults", "plugins/ucx", "plugins/zeromq")
-SOURCE = """
-#include <rpc_backends_agents/interceptor.h>
-#include <rpc_backends_agents/transport.h>
-
-#include <cstdio>
-
-int main() {
-  std::puts(rpc_backends::kTransportCapsule);
-  std::puts(rpc_backends::kInterceptorCapsule);
-}
-"""
 
 
 def configure(folder: str, into: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -45,6 +36,17 @@ def configure(folder: str, into: Path, **variables: str) -> subprocess.Completed
     )
 
 
+def compile_commands(folder: str, into: Path, **variables: str) -> list[str]:
+    """Return the commands that compile a package."""
+    done = configure(folder, into, **variables)
+    assert done.returncode == 0, done.stderr
+    commands = [
+        entry["command"] for entry in json.loads((into / "compile_commands.json").read_text())
+    ]
+    assert commands
+    return commands
+
+
 def a_torch(folder: Path, config: str) -> Path:
     """Make a folder with what a build reads of torch before it compiles."""
     for name, text in {
@@ -58,48 +60,86 @@ def a_torch(folder: Path, config: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("abi", "end"), [(1, ""), (0, ".old-strings")])
-def test_the_names_of_capsules_show_the_layout(abi: int, end: str, tmp_path: Path) -> None:
-    (tmp_path / "names.cpp").write_text(SOURCE)
-    program = tmp_path / "names"
-    options = (
-        "-std=c++17",
-        f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
-        f"-I{rpc_backends_agents.include_dir()}",
-    )
-    subprocess.run(["c++", *options, "-o", program, tmp_path / "names.cpp"], check=True)
-    names = subprocess.check_output([program], text=True).split()
-    assert names == [f"rpc_backends.Transport.3{end}", f"rpc_backends.Interceptor.2{end}"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize(
     ("abi", "config"), [(0, 'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=0")\n'), (1, "")]
 )
-def test_an_extension_is_compiled_with_the_layout_of_torch(
-    folder: str, abi: int, config: str, tmp_path: Path
+def test_the_agents_are_compiled_with_the_layout_of_torch(
+    abi: int, config: str, tmp_path: Path
 ) -> None:
     torch = a_torch(tmp_path / "torch", config)
-    done = configure(folder, tmp_path / "build", RPC_BACKENDS_TORCH=str(torch))
-    assert done.returncode == 0, done.stderr
-    commands = json.loads((tmp_path / "build/compile_commands.json").read_text())
-    assert commands
-    for entry in commands:
-        assert f"-D_GLIBCXX_USE_CXX11_ABI={abi} " in entry["command"]
-        if "agents_module.dir" in entry["command"]:
-            assert "cxxabi1011" in entry["command"]
+    commands = compile_commands(
+        "packages/agents", tmp_path / "build", RPC_BACKENDS_TORCH=str(torch)
+    )
+    of_torch = [command for command in commands if "agents_module.dir" in command]
+    assert of_torch
+    for command in of_torch:
+        assert f"-D_GLIBCXX_USE_CXX11_ABI={abi} " in command
+        assert "cxxabi1011" in command
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_build_without_torch_ends_with_the_reason(folder: str, tmp_path: Path) -> None:
+def test_all_other_extensions_are_compiled_without_torch(folder: str, tmp_path: Path) -> None:
+    torch = a_torch(tmp_path / "torch", "")
+    commands = compile_commands(folder, tmp_path / "build", RPC_BACKENDS_TORCH=str(torch))
+    others = [command for command in commands if "agents_module.dir" not in command]
+    assert others
+    for command in others:
+        assert str(torch) not in command
+        assert "_GLIBCXX_USE_CXX11_ABI" not in command
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "rpc_backends_agents._native_transport",
+        "rpc_backend_zeromq._native",
+        "rpc_backend_ucx._native",
+        "rpc_backends_faults._native",
+    ],
+)
+def test_an_extension_without_torch_needs_no_library_of_it(module: str) -> None:
+    file = extension(module)
+    assert torch_libraries(file) == []
+    assert torch_symbols(file) == []
+
+
+def test_the_agents_need_libraries_of_torch() -> None:
+    file = _C.__file__
+    assert "libtorch_cpu.so" in torch_libraries(file)
+    assert torch_symbols(file)
+
+
+def extension(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return spec.origin
+
+
+def torch_libraries(file: str) -> list[str]:
+    """Return the libraries of torch that the loader opens for an extension."""
+    found = subprocess.check_output(["readelf", "-d", file], text=True)
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", found)
+    return [name for name in needed if re.match(r"libtorch|libc10", name)]
+
+
+def torch_symbols(file: str) -> list[str]:
+    """Return the undefined symbols of an extension that are of torch."""
+    found = subprocess.check_output(["readelf", "-sW", file], text=True)
+    return [
+        name for name in re.findall(r" UND (\S+)", found) if re.search(r"5torch|3c10|2at", name)
+    ]
+
+
+@pytest.mark.slow
+def test_a_build_without_torch_ends_with_the_reason(tmp_path: Path) -> None:
     bare = Path(os.path.realpath(sys.executable))  # of this environment, without its packages
-    done = configure(folder, tmp_path, Python_EXECUTABLE=str(bare))
+    done = configure("packages/agents", tmp_path, Python_EXECUTABLE=str(bare))
     assert done.returncode == 1
     text = " ".join(done.stderr.split())
     assert f"error: torch is not installed for {bare}" in text
-    assert "pip install --no-build-isolation" in text
 
 
 @pytest.mark.slow

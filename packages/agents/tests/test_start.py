@@ -199,10 +199,9 @@ WRONG_CAPSULES = {
         "Upgrade the agents: pip install --upgrade rpc-backends-agents",
     ),
     "another": (a_capsule(_NAMES[2]), "returned 'other'; it must return a capsule named"),
-    "other layout of std::string": (
+    "older, compiled for the old layout of std::string": (
         a_capsule(_NAMES[3]),
-        "was compiled with _GLIBCXX_USE_CXX11_ABI=0, and the installed rpc-backends-agents with "
-        "_GLIBCXX_USE_CXX11_ABI=1: .* --force-reinstall rpc-backends-agents",
+        "was built for version 3 of the transport interface, .* has version 4. .* compile it again",
     ),
     "text": ("something", "returned 'something'; it must return a capsule named"),
     "nothing": (None, "returned None; it must return a capsule named"),

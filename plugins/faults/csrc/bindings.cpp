@@ -92,7 +92,7 @@ std::vector<std::tuple<std::string, uint64_t, uint64_t>> counts_of(FaultPipeline
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
-  py::class_<FaultPipeline, std::shared_ptr<FaultPipeline>>(module, "FaultPipeline")
+  py::class_<FaultPipeline, std::shared_ptr<FaultPipeline>>(module, "FaultPipeline", py::module_local())
       .def(py::init<const std::string&>(), py::arg("worker"))
       .def("__rpc_interceptor__",
            [](const std::shared_ptr<FaultPipeline>& self) {

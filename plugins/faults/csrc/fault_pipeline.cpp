@@ -342,7 +342,7 @@ void FaultPipeline::on_stop() {
   waiting_now_ = 0;
 }
 
-std::map<std::string, std::string> FaultPipeline::metrics() const {
+Metrics FaultPipeline::metrics() const {
   auto found = rules.metrics();
   if (!found.empty()) {
     found["held"] = std::to_string(held_);

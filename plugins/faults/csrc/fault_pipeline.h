@@ -29,7 +29,7 @@ class FaultPipeline : public Interceptor, public std::enable_shared_from_this<Fa
   // From now on no fault is applied. Requests that wait for later ones are sent, because few more will come.
   void on_settle() override;
   void on_stop() override;
-  std::map<std::string, std::string> metrics() const override;
+  Metrics metrics() const override;
 
   FaultRules rules;
   FaultLog log;

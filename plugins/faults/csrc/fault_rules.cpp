@@ -586,7 +586,7 @@ std::vector<FaultCount> FaultRules::counts() const {
   return found;
 }
 
-std::map<std::string, std::string> FaultRules::metrics() const {
+Metrics FaultRules::metrics() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::map<std::string, uint64_t> sums;
   for (const StatePtr& state : rules_) {
@@ -600,7 +600,7 @@ std::map<std::string, std::string> FaultRules::metrics() const {
     sums["replay_new"] = unrecorded_;
     sums["replay_left"] = replay_.size() - replayed_.size();
   }
-  std::map<std::string, std::string> found;
+  Metrics found;
   for (const auto& [name, sum] : sums) {
     found[name] = std::to_string(sum);
   }

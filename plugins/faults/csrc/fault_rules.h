@@ -156,7 +156,7 @@ class FaultRules {
   Faults decide_answer(const FaultMessage& message, uint64_t bytes);
 
   std::vector<FaultCount> counts() const;
-  std::map<std::string, std::string> metrics() const;
+  Metrics metrics() const;
   // What a replay has to report now, if anything: the first message that is not in the log, or that recorded messages
   // are overdue. Reports each only once.
   std::optional<std::string> replay_status();

@@ -113,13 +113,25 @@ def test_report_writes_a_self_contained_page(url: str, tmp_path: Path) -> None:
     assert {one["outcome"] for one in story["messages"]} == {"failed", "answer"}
 
 
-def test_report_of_an_invalid_log_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text('{"event": "request"}\n')
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b'{"event": "request"}\n', "this is not an event log of fault injection"),
+        (b'{"a": [1]}\n', "this is not an event log of fault injection"),
+        (b"[]\n", "this is not an event log of fault injection"),
+        (b"", "is empty: it is not an event log"),
+        (b"\x00\xff\x80", "this is not a line of an event log"),
+        (b'{"event": "start"}\n', "this is not an event of fault injection: it lacks 't'."),
+    ],
+)
+def test_report_of_an_invalid_log_is_an_error(tmp_path: Path, content: bytes, text: str) -> None:
+    (tmp_path / "x.jsonl").write_bytes(content)
 
     done = command("faults", "report", str(tmp_path))
 
     assert done.returncode == 1
-    assert "this is not an event log of fault injection" in " ".join(done.stderr.split())
+    assert text in " ".join(done.stderr.split())
+    assert "Error(" not in done.stderr
 
 
 def test_doctor_explains_variables_and_checks_rules(

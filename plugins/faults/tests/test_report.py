@@ -190,7 +190,7 @@ def test_an_incomplete_line_is_an_error_with_its_number(folder: Path) -> None:
     log.add("request", 1, id=1, type="PYTHON_CALL")
     log.write()
 
-    with pytest.raises(ValueError, match=r"w0\.jsonl:2: this is not an event log .*'to'"):
+    with pytest.raises(ValueError, match=r"w0\.jsonl:2: this is not an event of .*'to'"):
         story(folder)
 
 

@@ -120,7 +120,7 @@ def test_a_string_instead_of_a_list_is_an_error() -> None:
         (failure,) = workers.errors(construct, messages_to_fail="PYTHON_CALL")
 
         assert failure.kinds[0] == "TypeError"
-        assert "pass a list of message types" in failure.text
+        assert "needs a list of message types" in failure.text
 
 
 def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:

@@ -103,8 +103,8 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
     }
   }
 
-  void reject(int peer, const std::string& reason) override {
-    locked([&] { links.reject(peer, reason); });
+  void reject(int peer, std::string_view reason) override {
+    locked([&] { links.reject(peer, std::string(reason)); });
   }
 
   Received receive(Event& event, Clock::time_point deadline) override { return inbox.receive(event, deadline); }
@@ -193,16 +193,16 @@ void UcxTransport::learn_address(int peer, const std::string& address, const Cre
   impl().locked([&] { impl().links.learn(peer, address, credentials); });
 }
 
-std::string UcxTransport::listen(int /*self*/, const std::string& /*name*/) {
+Text UcxTransport::listen(int /*self*/, std::string_view /*name*/) {
   throw TransportError("a UCX transport needs proofs; use start() and address()");
 }
 
-void UcxTransport::learn(int /*peer*/, const std::string& /*name*/, const std::string& /*address*/) {
+void UcxTransport::learn(int /*peer*/, std::string_view /*name*/, std::string_view /*address*/) {
   throw TransportError("a UCX transport needs proofs; use learn_address()");
 }
 
-bool UcxTransport::moves(const std::string& device_type) const {
-  return settings_.device_memory.count(device_type) != 0;
+bool UcxTransport::moves(std::string_view device_type) const {
+  return settings_.device_memory.count(std::string(device_type)) != 0;
 }
 
 void UcxTransport::set_allocator(DeviceAllocator allocate) {
@@ -210,9 +210,9 @@ void UcxTransport::set_allocator(DeviceAllocator allocate) {
   impl().locked([&] { impl().links.set_allocator(std::move(allocate)); });
 }
 
-std::map<std::string, std::string> UcxTransport::metrics() const {
+Metrics UcxTransport::metrics() const {
   const auto text = [](const std::atomic<uint64_t>& count) { return std::to_string(count); };
-  std::map<std::string, std::string> found{
+  Metrics found{
       {"ucx.version", ucp_get_version_string()},
       {"ucx.connections", text(counters_->connections)},
       {"ucx.messages_sent", text(counters_->messages_sent)},

@@ -34,11 +34,11 @@ class UcxTransport : public GatedTransport {
   void learn_address(int peer, const std::string& address, const Credentials& credentials);
 
   // Unused by workers of a group, which call start() and learn_address() with proofs.
-  std::string listen(int self, const std::string& name) override;
-  void learn(int peer, const std::string& name, const std::string& address) override;
-  bool moves(const std::string& device_type) const override;
+  Text listen(int self, std::string_view name) override;
+  void learn(int peer, std::string_view name, std::string_view address) override;
+  bool moves(std::string_view device_type) const override;
   void set_allocator(DeviceAllocator allocate) override;
-  std::map<std::string, std::string> metrics() const override;
+  Metrics metrics() const override;
 
  private:
   struct Impl;

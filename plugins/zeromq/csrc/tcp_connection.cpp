@@ -286,8 +286,11 @@ std::string TcpConnection::why_it_did_not_connect(int error) const {
   if (is_late()) {
     return "no answer from " + endpoint_.text() + " within " + seconds_text(settings_.handshake_timeout);
   }
-  const bool unknown = error == 0 || error == EINPROGRESS;
-  return "cannot connect to " + endpoint_.text() + ": " + std::strerror(unknown ? ECONNREFUSED : error);
+  const bool is_refused = error == 0 || error == EINPROGRESS || error == ECONNREFUSED;
+  return "cannot connect to " + endpoint_.text() + ": " + std::strerror(is_refused ? ECONNREFUSED : error) +
+         (is_refused ? "; no process listens there. The worker has ended, or has left without shutdown(): look at its "
+                       "output"
+                     : "");
 }
 
 }  // namespace rpc_backends::zeromq

@@ -24,7 +24,9 @@ std::string seconds_text(double seconds) {
 
 // Says what connect() has returned. A process that closes its socket removes the file, too.
 std::string why_refused(int error) {
-  return std::string(std::strerror(error)) + (error == ECONNREFUSED ? "; its process has ended" : "");
+  return std::string(std::strerror(error)) + (error == ECONNREFUSED ? "; its process has ended"
+                                              : error == ENOENT     ? "; the worker has stopped RPC"
+                                                                    : "");
 }
 
 }  // namespace

@@ -97,10 +97,11 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
     ++counters->messages_sent;
   }
 
-  void reject(int peer, const std::string& reason) override {
-    peers.end_connection(peer, "rejected: " + reason);
-    tcp_listener->reject(peer, reason);
-    unix_listener->reject(peer, reason);
+  void reject(int peer, std::string_view reason) override {
+    const std::string text(reason);
+    peers.end_connection(peer, "rejected: " + text);
+    tcp_listener->reject(peer, text);
+    unix_listener->reject(peer, text);
   }
 
   Received receive(Event& event, Clock::time_point deadline) override { return inbox.receive(event, deadline); }
@@ -174,16 +175,16 @@ void ZeroMQTransport::start(int self) {
   impl().peers.start(self);
 }
 
-std::string ZeroMQTransport::listen(int self, const std::string& /*name*/) {
+Text ZeroMQTransport::listen(int self, std::string_view /*name*/) {
   start(self);
   return address_;
 }
 
-void ZeroMQTransport::learn(int peer, const std::string& /*name*/, const std::string& address) {
+void ZeroMQTransport::learn(int peer, std::string_view /*name*/, std::string_view address) {
   const size_t space = address.find(' ');
   Credentials credentials;
-  credentials.public_key = space == std::string::npos ? "" : address.substr(space + 1);
-  learn_endpoint(peer, address.substr(0, space), credentials);
+  credentials.public_key = space == std::string_view::npos ? "" : address.substr(space + 1);
+  learn_endpoint(peer, std::string(address.substr(0, space)), credentials);
 }
 
 void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, const Credentials& credentials) {
@@ -214,7 +215,7 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
   impl().peers.learn(peer, checked_endpoint, credentials);
 }
 
-std::map<std::string, std::string> ZeroMQTransport::metrics() const {
+Metrics ZeroMQTransport::metrics() const {
   const auto text = [](const std::atomic<uint64_t>& count) { return std::to_string(count); };
   return {
       {"zeromq.version", zmq().version_text()},

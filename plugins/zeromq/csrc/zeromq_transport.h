@@ -38,9 +38,9 @@ class ZeroMQTransport : public GatedTransport {
 
   // For callers that do not call bind() and start() themselves: starts, and returns "ENDPOINT KEY" of the first
   // endpoint that was bound, or "" if there is none.
-  std::string listen(int self, const std::string& name) override;
-  void learn(int peer, const std::string& name, const std::string& address) override;
-  std::map<std::string, std::string> metrics() const override;
+  Text listen(int self, std::string_view name) override;
+  void learn(int peer, std::string_view name, std::string_view address) override;
+  Metrics metrics() const override;
 
  private:
   struct Impl;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
@@ -57,9 +59,11 @@ def check_arguments(backend: str, store: Any, options: Any, options_type: type) 
             f"{backend} got the store {_handlers.shown(store)}; it must be a torch.distributed.Store."
         )
     if not isinstance(options, options_type):
+        wanted = options_type.__name__
         raise ArgumentError(
             f"{backend} got rpc_backend_options of type {type(options).__name__}; it takes only "
-            f"{options_type.__name__}. Pass such options or none, or choose the backend of these options."
+            f"{wanted}. Pass such options or none, or choose the backend of these options. torch: "
+            f"`rpc_backend_options` must be a `{wanted}`"
         )
 
 
@@ -99,11 +103,25 @@ class RankMappingMixin:
     The agent calls :meth:`set_workers` when its group is known and whenever the group changes.
     """
 
+    #: How former workers have left, by name and by rank.
+    _left: Mapping[str | int, str] = MappingProxyType({})
+
     def set_workers(self, workers: list[WorkerInfo], me: WorkerInfo) -> None:
         """Set the workers of the group, including this one."""
         self._by_name = {worker.name: worker for worker in workers}
         self._by_rank = {worker.id: worker for worker in workers}
         self._me = me
+
+    def note_leave(self, name: str, rank: int, *, ended: bool) -> str:
+        """Remember how a worker has left, for the errors of later calls.
+
+        :param ended: whether its process has ended, and it did not leave.
+        :returns: how it has left, as these errors say it.
+        """
+        how = "has ended without shutdown()" if ended else "has left the group"
+        text = f"worker {name!r} {how}"
+        self._left = {**self._left, name: text, rank: text}
+        return text
 
     def knows(self, who: str | int) -> bool:
         """Return whether the group has a worker of that name or rank."""
@@ -120,10 +138,11 @@ class RankMappingMixin:
         try:
             return table[who]
         except KeyError:
-            names = ", ".join(sorted(self._by_name))
+            how = self._left.get(who)
+            reason = f", because {how}" if how else f" ({', '.join(sorted(self._by_name))})"
             raise RuntimeError(
                 f"Unknown destination worker {who}: could not find destination among the members "
-                f"of the group ({names})."
+                f"of the group{reason}."
             ) from None
 
     def get_worker_infos(self) -> list[WorkerInfo]:

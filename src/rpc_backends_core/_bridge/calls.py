@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch.distributed.rpc import rref_proxy
 
 from rpc_backends_core._bridge import results, torch_internals
+
+#: What pybind11 appends to the text of an error: frames of torch's RPC, and of the core.
+_FRAMES = re.compile(r"\n+At:\n(?:  [^\n]+\(\d+\): _handle_exception\n)+\Z")
 
 
 def limited(timeout: Any) -> Any:
@@ -25,15 +29,17 @@ def limited(timeout: Any) -> Any:
     )
 
 
-def raise_named(error: RuntimeError, to: Any, function: Any, arguments: Any = ()) -> None:
-    """Raise an error that names the worker that was called, if ``error`` does not; else do nothing.
+def explain(error: Exception, to: Any, function: Any, arguments: Any = ()) -> None:
+    """Change the text of an error that does not name the worker that was called, or ends in our frames.
 
     :param error: the error of a call.
     :param to: the worker called: its name, its rank, or a ``WorkerInfo``.
     :param function: what was called: a function, or a text.
     :param arguments: the arguments of the function.
     """
-    if not torch_internals.has_current_agent():
+    if len(error.args) == 1 and isinstance(error.args[0], str):
+        error.args = (_FRAMES.sub("", error.args[0]),)
+    if not isinstance(error, RuntimeError) or not torch_internals.has_current_agent():
         return
     agent = torch_internals.current_agent()
     callee = _name(agent, to)
@@ -42,10 +48,10 @@ def raise_named(error: RuntimeError, to: Any, function: Any, arguments: Any = ()
         error.args = (text.replace(results.UNKNOWN_WORKER, repr(callee)),)
         return
     # Engines whose errors do not name workers, such as torch's TensorPipe, have this method.
-    explain = getattr(agent, "explained_call_error", None)
-    better = explain and explain(callee, _called(function, arguments), text)
+    explained = getattr(agent, "explained_call_error", None)
+    better = explained and explained(callee, _called(function, arguments), text)
     if better:
-        raise RuntimeError(better) from error
+        error.args = (better,)
 
 
 def _name(agent: Any, to: Any) -> str:

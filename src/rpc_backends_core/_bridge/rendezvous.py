@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +19,10 @@ from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._errors import GroupTimeoutError
 from rpc_backends_core._time_limit import HOST_MAY_HANG, JOIN_TIMEOUT, LateError, within
 
+_FORMS = (
+    "Use env:// with the variables MASTER_ADDR, MASTER_PORT and RANK, tcp://HOST:PORT, file:///PATH, or "
+    "a scheme that the program has registered."
+)
 #: Seconds between two attempts to connect to the host.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 #: The shortest time limit of one attempt to connect, in seconds.
@@ -45,12 +51,38 @@ def meet(
     :param init_method: the URL of the rendezvous.
     :param name: this worker's name, for error messages.
     :param limit: seconds to wait for the others; None for torch's default.
+    :raises ValueError, RuntimeError: torch cannot use the URL.
     :raises GroupTimeoutError: nothing listened at that address within ``limit``, or the process that
         listens there did not answer for a minute (or for ``limit``, if that is less).
     """
+    with _naming_arguments(init_method, name):
+        return _meet(init_method, name, rank, world_size, limit)
+
+
+@contextmanager
+def _naming_arguments(init_method: str, name: str) -> Iterator[None]:
+    """Name the argument in an error of torch's rendezvous about the URL, or about the environment."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        text = str(error).partition("\n")[0]
+        if not isinstance(error, ValueError) and not text.startswith("No rendezvous handler"):
+            raise
+        if "rank parameter missing" in text:
+            remedy = "Pass rank to init_rpc, or end the URL with ?rank=0, for example."
+        else:
+            remedy = _FORMS
+        raise type(error)(
+            f"RPC worker {name!r} cannot use init_method {init_method!r}: {text}. {remedy}"
+        ) from None
+
+
+def _meet(
+    init_method: str, name: str, rank: int, world_size: int | None, limit: float | None
+) -> Meeting:
     scheme = init_method.partition(":")[0]
     if rank == -1 and scheme == "env" and "RANK" in os.environ:
-        rank = int(os.environ["RANK"])
+        rank = _rank_of_environment()
     if limit is None or scheme not in ("env", "tcp"):
         # torch's own schemes take a timeout; a scheme that the program registered may not
         iterator = torch_internals.rendezvous(init_method, rank, world_size)
@@ -61,6 +93,14 @@ def meet(
         url = init_method if rank == -1 else _tcp(init_method)
         store, found, iterator = _connect(url, name, rank, limit)
     return Meeting(store, rank if world_size is None else found, iterator)
+
+
+def _rank_of_environment() -> int:
+    text = os.environ["RANK"]
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"the variable RANK is {text!r}, which is not a number") from None
 
 
 def _connect(url: str, name: str, rank: int, limit: float) -> tuple[Any, int, Any]:

@@ -21,6 +21,13 @@ _MISSING = re.compile(r"Can't get attribute '(?P<name>.+?)' on <module '(?P<modu
 _WORKER = re.compile(r"On WorkerInfo\(id=\d+, name=(?P<name>[^)]*)\):")
 #: The opcodes of texts in a pickle.
 _TEXTS = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"})
+#: The function that makes the RRef of a pickle.
+_RECEIVES_RREF = "_py_rref_receiver"
+#: The end of torch's text for a call that needs what its callee does not have.
+_TORCHS = (
+    "torch: Default RPC pickler does not serialize function code. Ensure that UDFs are defined on both "
+    "caller and callee modules."
+)
 #: How many functions and classes of a pickle an error looks at.
 _MOST_CLASSES = 20
 #: Modules that every worker has.
@@ -49,7 +56,10 @@ def not_pickled(result: Any, error: Exception) -> Any:
     """Return the exception that the caller gets instead of a result that this worker cannot pickle.
 
     :param result: the result, or the ``RemoteException`` of a function that has raised.
+    :raises Exception: ``error``, if RPC is not running: then a program has called torch's ``serialize``.
     """
+    if not torch_internals.has_current_agent():
+        raise error
     if torch_internals.is_remote_exception(result):
         return torch_internals.remote_exception(
             f"{result.msg}\nThe caller gets a RuntimeError, because this worker cannot pickle the class "
@@ -74,8 +84,12 @@ def not_unpickled(data: bytes, error: Exception) -> Any:
     """
     kind, strings, classes = _scanned(data)
     if kind == "PythonUDF":
-        function = ".".join(strings[:2])
-        return torch_internals.raising_call(RuntimeError(_text_for_call(function, error, classes)))
+        text = _text_for_call(_called(strings), error, classes)
+        if isinstance(
+            error, AttributeError
+        ):  # of a missing function or class; torch's type and words
+            return torch_internals.raising_call(AttributeError(f"{text} {_TORCHS}"))
+        return torch_internals.raising_call(RuntimeError(text))
     if kind == "RemoteException":
         text = strings[0] if strings else ""
         named = _WORKER.match(text)
@@ -92,13 +106,17 @@ def not_unpickled(data: bytes, error: Exception) -> Any:
 def with_exception(data: bytes, result: AttributeError) -> Any:
     """Return what stands for a message for which torch's unpickler has returned an ``AttributeError``.
 
-    It is ``result``, which becomes an error later, unless the message is an exception whose class this
-    worker lacks: the exception's text is part of that error.
+    It is ``result`` for a result, which becomes an error later. For a call, and for an exception whose
+    class this worker lacks, it has more to say.
     """
     reason = torch_internals.why_not_unpickled(result)
-    if reason is None or _settings.returns_unpickling_errors():
-        return result
-    return not_unpickled(data, reason) if _scanned(data)[0] == "RemoteException" else result
+    kind = _scanned(data)[0] if reason is not None else ""
+    if reason is not None and (
+        kind == "PythonUDF"
+        or (kind == "RemoteException" and not _settings.returns_unpickling_errors())
+    ):
+        return not_unpickled(data, reason)
+    return result
 
 
 def _text(reason: Exception, classes: Iterable[str]) -> str:
@@ -113,6 +131,15 @@ def _text(reason: Exception, classes: Iterable[str]) -> str:
         tail = f" {variable}=return returns such an error as the result, as torch does."
     why = _why(reason, me, classes)
     return f"worker {me} cannot unpickle the result that it got from {callee}: {why}{tail}"
+
+
+def _called(strings: list[str]) -> str:
+    """Return what a call calls, from the texts of its pickle."""
+    path = ".".join(strings[:2])
+    # A method called through an RRef: the name follows the RRef, whose last text is its type.
+    if strings[0] == torch_internals.CALLS_OF_METHODS and strings[5:6] == [_RECEIVES_RREF]:
+        return f"the method {strings[7]!r} of an RRef" if len(strings) > 7 else path
+    return path
 
 
 def _text_for_call(function: str, reason: Exception, classes: Iterable[str]) -> str:

@@ -81,7 +81,7 @@ def _start_resolved(
     backend: Any, options: Any, name: Any, rank: Any, world_size: Any, store: Any
 ) -> None:
     settings = Settings.from_environment()
-    resolved = _resolve.resolve_start(backend, options, settings)
+    resolved = _resolve.resolve_start(backend, options, settings, is_dynamic=not world_size)
     _check_arguments(resolved, name, rank, world_size)
     resolved.hooks.rpc_backends_start(
         backend=resolved.name,
@@ -105,22 +105,29 @@ def _check_options(options: Any) -> None:
     _check_type(options, rpc.RpcBackendOptions)
 
 
-def _check_type(argument: Any, wanted: Any) -> None:
+def _check_type(argument: Any, wanted: Any, name: str = "") -> None:
     """Reject an argument of a wrong type, with torch's message."""
     if not isinstance(argument, wanted):
+        of = f" (the argument {name} of init_rpc)" if name else ""
         raise RuntimeError(  # noqa: TRY004
-            f"Argument {argument} must be of type {wanted} but got type {type(argument)}"
+            f"Argument {argument!r}{of} must be of type {wanted} but got type {type(argument)}"
         )
 
 
 def _check_arguments(resolved: ResolvedBackend, name: Any, rank: Any, world_size: Any) -> None:
-    _check_type(name, str)
-    _check_type(rank, numbers.Integral)
-    _check_type(world_size, (numbers.Integral, type(None)))
+    _check_type(name, str, "name")
+    _check_type(rank, numbers.Integral, "rank")
+    _check_type(world_size, (numbers.Integral, type(None)), "world_size")
     _check_options(resolved.options)
     if rank > _MAX_RANK:
         raise ValueError(f"rank is {rank}; torch supports ranks up to {_MAX_RANK}.")
-    rpc.WorkerInfo(name, max(rank, 0))  # raises if torch cannot represent the name
+    if rank < -1 or 0 < (world_size or 0) <= rank:
+        most = f"{world_size - 1}, as world_size is {world_size}" if world_size else f"{_MAX_RANK}"
+        raise ValueError(f"rank is {rank} for RPC worker {name!r}; it must be from 0 to {most}.")
+    try:
+        rpc.WorkerInfo(name, max(rank, 0))  # raises if torch cannot represent the name
+    except RuntimeError as error:
+        raise RuntimeError(f"name is {name!r}. {str(error).partition(', but got')[0]}.") from None
     if not resolved.options.rpc_timeout >= 0:  # also if it is not a number
         raise ValueError(
             f"rpc_timeout is {resolved.options.rpc_timeout} s for {resolved.name}; it must be 0 (never) "

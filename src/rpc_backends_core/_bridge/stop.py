@@ -32,7 +32,7 @@ def shutdown(graceful: bool, timeout: float) -> None:
     if leave is None:
         STATE.leaves_gracefully, STATE.handled = graceful, sys.exc_info()[1]
         try:
-            torch_internals.original_api("shutdown")(graceful, timeout)
+            torch_internals.shutdown(graceful, timeout)
         finally:
             STATE.leaves_gracefully, STATE.handled = False, None
         return

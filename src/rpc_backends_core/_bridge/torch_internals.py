@@ -6,6 +6,7 @@ some.)
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -21,20 +22,31 @@ from torch.distributed import rpc
 
 from rpc_backends_core._process_state import STATE
 
+#: The versions of torch in which `make matrix` found the older names of the list.
+_MATRIX = "2.6.0, 2.9.1, 2.13.0, 2.14.1, 2.15.0"
+#: The versions in which the others were found.
+_LATER = "2.9.1, 2.13.0"
+
 
 class PrivateName(NamedTuple):
-    """A name in torch outside its documented interface."""
+    """A name in torch outside its documented interface.
+
+    :ivar use: what this project needs it for.
+    :ivar without: what happens without it.
+    :ivar seen: the versions of torch in which it was found.
+    """
 
     path: str
     use: str
     without: str
+    seen: str = _MATRIX
 
 
-#: Verified with torch 2.13.0; `rpc-backends doctor` reports names missing from the installed torch.
-SEEN_IN = "2.13.0"
 #: Seconds (24 days). Torch keeps timeouts as milliseconds in 32 bits, and a longer one, such as infinity,
 #: would become negative.
 LONGEST_TIMEOUT = 2147483.0
+#: What `rpc-backends doctor` looks for in the installed torch. `docs/explanation/if-torch-changes.md`
+#: shows this list.
 NAMES = (
     PrivateName(
         "torch.distributed.rpc.backend_registry",
@@ -55,6 +67,7 @@ NAMES = (
         "torch.distributed.rpc.api._destroy_rref_context",
         "called at shutdown; the agent stops before it, as requests must not use RRefs meanwhile",
         "a worker that leaves while others call it may crash",
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.api._delete_all_user_and_unforked_owner_rrefs",
@@ -115,31 +128,91 @@ NAMES = (
         "torch.distributed.rpc.internal._handle_exception",
         "called with each result; raises the errors that results stand for",
         "a result that cannot be unpickled is returned as an AttributeError",
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal._InternalRPCPickler",
         "its deserialize() makes an AttributeError of a result that it cannot unpickle",
         "a result that cannot be unpickled is returned as an AttributeError",
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal._internal_rpc_pickler",
         "pickles results, and unpickles calls and results",
         "import torch leaves torch's RPC unchanged",
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal.PythonUDF",
         "a call of a Python function, made for a call that cannot be unpickled",
         "the caller gets torch's error, which does not name the worker",
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.internal.RemoteException",
         "the exception of a called function, with its text and type",
         "import torch leaves torch's RPC unchanged",
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc.PyRRef",
         "the class of RRefs in C++; its methods limit timeouts, and name the owner in errors",
         "import torch leaves torch's RPC unchanged",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal.serialize",
+        "pickles results; the error of a result that cannot be pickled names the worker",
+        "import torch leaves torch's RPC unchanged",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal.deserialize",
+        "unpickles calls and results; its errors name the class and the worker",
+        "import torch leaves torch's RPC unchanged",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal._internal_rpc_pickler._dispatch_table",
+        "how types are pickled; refuses tensors on which TensorPipe ends the process",
+        "import torch leaves torch's RPC unchanged",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal._internal_rpc_pickler._tensor_reducer",
+        "pickles a tensor after that check",
+        "import torch leaves torch's RPC unchanged",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.api.rpc_async.__wrapped__",
+        "a call without torch's check that RPC is initialised, which is made before",
+        "import torch leaves torch's RPC unchanged",
+        _LATER,
+    ),
+    PrivateName(
+        "torch._mkldnn",
+        "the layout of MKL-DNN tensors, which cannot be sent",
+        "import torch leaves torch's RPC unchanged",
+        _LATER,
+    ),
+    PrivateName(
+        "torch._C._log_api_usage_once",
+        "logs the use of init_rpc, as torch does",
+        "init_rpc fails",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.options._to_device_map",
+        "checks device maps, in the options of TENSORPIPE on a torch without TensorPipe",
+        "such options cannot be constructed",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.options._to_device_list",
+        "checks devices, in the options of TENSORPIPE on a torch without TensorPipe",
+        "such options cannot be constructed",
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc._rref_context_get_debug_info",
@@ -150,6 +223,7 @@ NAMES = (
         "torch.distributed.rpc._set_rpc_timeout",
         "changes the default timeout; limited to the longest that torch can represent",
         "a longer timeout, such as infinity, becomes negative",
+        _LATER,
     ),
     PrivateName(
         "torch.distributed.rpc._init_counter_lock",
@@ -191,18 +265,20 @@ NAMES = (
 
 def missing() -> list[PrivateName]:
     """Return the names that the installed torch does not have."""
-    from importlib import import_module
+    return [name for name in NAMES if not _is_there(name.path)]
 
-    def there(path: str) -> bool:
-        parent, _, name = path.rpartition(".")
-        try:
-            import_module(parent)
-        except ImportError:
-            return False
-        # via sys.modules: torch.distributed.rendezvous is also the name of a function
-        return hasattr(sys.modules[parent], name)
 
-    return [name for name in NAMES if not there(name.path)]
+def _is_there(path: str) -> bool:
+    # via sys.modules: torch.distributed.rendezvous is also the name of a function
+    module, _, rest = path.rpartition(".")
+    while module not in sys.modules:
+        module, _, last = module.rpartition(".")
+        rest = f"{last}.{rest}"
+    try:
+        operator.attrgetter(rest)(sys.modules[module])
+    except AttributeError:
+        return False
+    return True
 
 
 # --- agents -----------------------------------------------------------------------------------------
@@ -245,6 +321,24 @@ def stop_failed_agent() -> None:
     current_agent().shutdown()
     rpc.api._cleanup_python_rpc_handler()
     original_api("_reset_current_rpc_agent")()
+
+
+def shutdown(graceful: bool, timeout: float) -> None:
+    """Run torch's shutdown.
+
+    Torch's graceful one imports ``TensorPipeAgent``, so it fails on a torch without TensorPipe. The steps
+    that torch takes for other agents are repeated here.
+    """
+    torchs = original_api("shutdown")
+    if not graceful or hasattr(rpc, "TensorPipeAgent") or not has_current_agent():
+        torchs(graceful, timeout)
+        return
+    try:
+        rpc.api._wait_all_workers(timeout)
+        rpc.api._delete_all_user_and_unforked_owner_rrefs()
+        current_agent().join(shutdown=True, timeout=timeout)
+    finally:
+        torchs(graceful=False)
 
 
 def finalize_shutdown() -> None:
@@ -304,6 +398,25 @@ def log_api_usage() -> None:
     torch._C._log_api_usage_once("torch.distributed.init_rpc")
 
 
+# --- options ----------------------------------------------------------------------------------------
+
+
+def device_map(devices: Any) -> dict[torch.device, torch.device]:
+    """Return a device map as torch's ``TensorPipeRpcBackendOptions`` keep it, with torch's errors."""
+    mapped: dict[torch.device, torch.device] = _options_module()._to_device_map(devices)
+    return mapped
+
+
+def device_list(devices: Any) -> list[torch.device]:
+    """Return devices as torch's ``TensorPipeRpcBackendOptions`` keep them, with torch's errors."""
+    listed: list[torch.device] = _options_module()._to_device_list(devices)
+    return listed
+
+
+def _options_module() -> Any:
+    return sys.modules["torch.distributed.rpc.options"]
+
+
 # --- results ----------------------------------------------------------------------------------------
 
 
@@ -323,6 +436,9 @@ def why_not_unpickled(result: AttributeError) -> AttributeError | None:
 
 #: The module whose classes torch's pickles of calls and of exceptions begin with.
 PICKLED_FROM = "torch.distributed.rpc.internal"
+
+#: The module of the functions that torch calls for a method called through an RRef.
+CALLS_OF_METHODS = "torch.distributed.rpc.rref_proxy"
 
 
 def is_remote_exception(result: Any) -> bool:

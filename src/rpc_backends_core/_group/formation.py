@@ -123,6 +123,11 @@ class _Arrival:
     # --- static ------------------------------------------------------------------------------------
 
     def join_static(self, world_size: int, timeout: float, limit: float) -> Group:
+        if world_size < 0:
+            raise ValueError(
+                f"world_size is {world_size} for {self._name!r}; it must be the number of workers, or "
+                "None for a dynamic group."
+            )
         if not 0 <= self._rank < world_size:
             raise ValueError(
                 f"rank {self._rank} of worker {self._name!r} is not below the world size {world_size}."

@@ -142,7 +142,7 @@ std::unordered_map<std::string, std::string> TransportAgent::getMetrics() {
 }
 
 std::string TransportAgent::listen() {
-  return core_->transport->listen(workerInfo_.id_, workerInfo_.name_);
+  return std::string(core_->transport->listen(workerInfo_.id_, workerInfo_.name_));
 }
 
 void TransportAgent::learn(int peer, const std::string& name, const std::string& address) {

@@ -70,7 +70,7 @@ void TransportAgent::Core::handle(Event& event) {
       break;
     case Event::Kind::kLost:
       handling.wait_for_earlier();
-      lose(event.peer, event.reason);
+      lose(event.peer, std::string(event.reason));
       break;
     case Event::Kind::kFound:
       handling.wait_for_earlier();
@@ -78,7 +78,7 @@ void TransportAgent::Core::handle(Event& event) {
       break;
     case Event::Kind::kUnsent:
       handling.note();
-      server_.take_unsent(event.peer, event.parts, event.reason, false);
+      server_.take_unsent(event.peer, event.parts, std::string(event.reason), false);
       break;
   }
 }
@@ -158,8 +158,9 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
       {"agent.contained_errors", std::to_string(noted_errors())},
   };
   for (const auto& [name, value] : transport->metrics()) {
-    if (is_number(value)) {  // all metrics are numbers; getDebugInfo() has the other values
-      values["transport." + name] = value;
+    std::string text(value);
+    if (is_number(text)) {  // all metrics are numbers; getDebugInfo() has the other values
+      values["transport." + std::string(name)] = std::move(text);
     }
   }
   return values;
@@ -168,7 +169,7 @@ std::unordered_map<std::string, std::string> TransportAgent::Core::metrics() con
 std::unordered_map<std::string, std::string> TransportAgent::Core::debug_info() const {
   auto values = metrics();
   for (const auto& [name, value] : transport->metrics()) {
-    values["transport." + name] = value;
+    values["transport." + std::string(name)] = std::string(value);
   }
   return values;
 }

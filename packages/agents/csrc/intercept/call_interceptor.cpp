@@ -165,7 +165,7 @@ void CallInterceptor::run(Job& job) {
   }
 }
 
-std::map<std::string, std::string> CallInterceptor::metrics() const {
+Metrics CallInterceptor::metrics() const {
   const std::lock_guard<std::mutex> lock(jobs_->mutex);
   return {{"refused", std::to_string(refused_)},
           {"waiting", std::to_string(jobs_->queue.size())},
@@ -183,7 +183,7 @@ std::string describe(const End& end) {
     case End::Kind::kDropped:
       return "dropped by an interceptor";
     default:
-      return end.text;
+      return std::string(end.text);
   }
 }
 

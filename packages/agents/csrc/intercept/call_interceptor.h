@@ -9,7 +9,6 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -59,7 +58,7 @@ class CallInterceptor final : public Interceptor, public std::enable_shared_from
   void on_request(RequestPtr request) override;
   // Ends the interceptor's thread after the jobs that are queued now.
   void on_stop() override;
-  std::map<std::string, std::string> metrics() const override;
+  Metrics metrics() const override;
 
  private:
   class Watch;

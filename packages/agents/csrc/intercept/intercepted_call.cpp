@@ -60,13 +60,13 @@ class MessageHead final : public RequestHead {
   int32_t type() const override { return inspected_.type; }
   const std::vector<int32_t>& wrappers() const override { return inspected_.wrappers; }
   int peer_id() const override { return call_->peer_id_; }
-  const std::string& peer() const override { return call_->peer(); }
-  const std::string& worker() const override { return call_->chain_->agent().worker; }
+  std::string_view peer() const override { return call_->peer(); }
+  std::string_view worker() const override { return call_->chain_->agent().worker; }
   std::chrono::milliseconds timeout() const override { return call_->timeout_; }
   uint64_t payload_bytes() const override { return payload_bytes_; }
   size_t tensors() const override { return tensors_; }
 
-  const std::string& function() const override {
+  std::string_view function() const override {
     return read(function_, [this] { return function_of(inspected_); });
   }
   uint64_t tensor_bytes() const override {
@@ -270,9 +270,9 @@ class PassingRequest final : public Request, public Decision, public std::enable
     call_->drop();
   }
 
-  void fail(const std::string& text, ErrorKind kind) override {
+  void fail(std::string_view text, ErrorKind kind) override {
     const Deciding deciding(*this);
-    come_back(back_, error_of(text, kind));
+    come_back(back_, error_of(std::string(text), kind));
   }
 
   // Adds the contexts that the interceptors have attached so far.
@@ -310,7 +310,7 @@ class PassingAnswer final : public Answer, public Decision {
       : Decision(std::move(call), request.position(), request.back()), answer_(std::move(answer)) {}
 
   bool is_error() const override { return answer_->hasError(); }
-  std::string error() const override { return is_error() ? answer_->tryRetrieveErrorMessage() : std::string(); }
+  Text error() const override { return is_error() ? Text(answer_->tryRetrieveErrorMessage()) : Text(); }
   int32_t type() const override { return is_error() ? 0 : static_cast<int32_t>(message().type()); }
   std::string_view payload() const override {
     return is_error() ? std::string_view() : std::string_view(message().payload().data(), message().payload().size());
@@ -328,9 +328,9 @@ class PassingAnswer final : public Answer, public Decision {
     call_->drop();
   }
 
-  void fail(const std::string& text, ErrorKind kind) override {
+  void fail(std::string_view text, ErrorKind kind) override {
     const Deciding deciding(*this);
-    come_back(back_, error_of(text, kind));
+    come_back(back_, error_of(std::string(text), kind));
   }
 
  private:

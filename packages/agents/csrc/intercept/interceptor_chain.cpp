@@ -57,7 +57,7 @@ std::unordered_map<std::string, std::string> InterceptorChain::metrics() const {
   std::unordered_map<std::string, std::string> found;
   for (const Installed& one : installed_) {
     for (const auto& [name, value] : one.interceptor->metrics()) {
-      found[one.name + "." + name] = value;
+      found[one.name + "." + std::string(name)] = std::string(value);
     }
   }
   return found;

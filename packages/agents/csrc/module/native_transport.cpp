@@ -64,13 +64,15 @@ PYBIND11_MODULE(_native_transport, module) {
   using release = py::call_guard<py::gil_scoped_release>;
 
   // This module loads with every torch, so it can say which torch the other module of this package needs.
-  module.attr("BUILT_FOR_TORCH") = RPC_BACKENDS_TORCH;
   py::register_local_exception<rpc_backends::TransportError>(module, "TransportError", PyExc_RuntimeError);
   rpc_backends::bind_part(module);
   py::class_<NativeTransport>(module, "NativeTransport", py::module_local())
       .def(py::init<const py::object&>(), py::arg("transport"))
       .def(
-          "listen", [](NativeTransport& self, int id, const std::string& name) { return self.get().listen(id, name); },
+          "listen",
+          [](NativeTransport& self, int id, const std::string& name) {
+            return std::string(self.get().listen(id, name));
+          },
           release())
       .def(
           "learn",
@@ -87,5 +89,5 @@ PYBIND11_MODULE(_native_transport, module) {
           release())
       .def(
           "close", [](NativeTransport& self, double linger) { self.get().close(linger); }, release())
-      .def("metrics", [](NativeTransport& self) { return self.get().metrics(); }, release());
+      .def("metrics", [](NativeTransport& self) { return rpc_backends::metrics_of(self.get()); });
 }

@@ -17,17 +17,17 @@ std::unordered_map<std::string, std::weak_ptr<EventQueue>>& listening() {
 
 }  // namespace
 
-std::string MemoryTransport::listen(int self, const std::string& name) {
+Text MemoryTransport::listen(int self, std::string_view name) {
   static std::atomic<uint64_t> count{0};
   std::lock_guard<std::mutex> mine(mutex_);
   self_ = self;
-  address_ = "memory:" + name + ":" + std::to_string(count++);
+  address_ = "memory:" + std::string(name) + ":" + std::to_string(count++);
   std::lock_guard<std::mutex> lock(listening_mutex);
   listening()[address_] = events_;
   return address_;
 }
 
-void MemoryTransport::learn(int peer, const std::string& /*name*/, const std::string& address) {
+void MemoryTransport::learn(int peer, std::string_view /*name*/, std::string_view address) {
   std::lock_guard<std::mutex> lock(mutex_);
   peers_[peer] = address;
 }
@@ -60,7 +60,7 @@ void MemoryTransport::send(int peer, Parts parts, bool /*reply*/) {
   queue_of(peer)->push({Event::Kind::kMessage, self_, copy(parts), {}});
 }
 
-void MemoryTransport::reject(int peer, const std::string& reason) {
+void MemoryTransport::reject(int peer, std::string_view reason) {
   events_->push({Event::Kind::kLost, peer, {}, reason});
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <map>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -83,7 +84,7 @@ PythonTransport::Senders::~Senders() {
   }
 }
 
-std::string PythonTransport::listen(int self, const std::string& name) {
+Text PythonTransport::listen(int self, std::string_view name) {
   py::gil_scoped_acquire gil;
   const py::object address = transport_.attr("listen")(self, name, Inbox(events_));
   if (!py::isinstance<py::str>(address)) {
@@ -92,7 +93,7 @@ std::string PythonTransport::listen(int self, const std::string& name) {
   return address.cast<std::string>();
 }
 
-void PythonTransport::learn(int peer, const std::string& name, const std::string& address) {
+void PythonTransport::learn(int peer, std::string_view name, std::string_view address) {
   py::gil_scoped_acquire gil;
   transport_.attr("learn")(peer, name, address);
 }
@@ -165,7 +166,7 @@ void PythonTransport::send_one(Senders& all, int peer, const Outgoing& outgoing)
   }
 }
 
-void PythonTransport::reject(int peer, const std::string& reason) {
+void PythonTransport::reject(int peer, std::string_view reason) {
   try {
     in_python([&] { transport_.attr("reject")(peer, reason); });
   } catch (const TransportError& error) {
@@ -206,11 +207,12 @@ void PythonTransport::close(double linger) {
   }
 }
 
-std::map<std::string, std::string> PythonTransport::metrics() const {
+Metrics PythonTransport::metrics() const {
   return in_python([&] {
     const py::object found = transport_.attr("metrics")();
     try {
-      return found.cast<std::map<std::string, std::string>>();
+      const auto texts = found.cast<std::map<std::string, std::string>>();
+      return Metrics(texts.begin(), texts.end());
     } catch (const py::cast_error&) {
       throw TransportError(wrong_result(transport_, "metrics", found, "a dict of str to str"));
     }

@@ -34,14 +34,14 @@ class PythonTransport : public Transport {
  public:
   explicit PythonTransport(pybind11::object transport);
 
-  std::string listen(int self, const std::string& name) override;
-  void learn(int peer, const std::string& name, const std::string& address) override;
+  Text listen(int self, std::string_view name) override;
+  void learn(int peer, std::string_view name, std::string_view address) override;
   void forget(int peer) override;
   void send(int peer, Parts parts, bool reply) override;
   bool receive(Event& event) override { return events_->pop(event); }
-  void reject(int peer, const std::string& reason) override;
+  void reject(int peer, std::string_view reason) override;
   void close(double linger) override;
-  std::map<std::string, std::string> metrics() const override;
+  Metrics metrics() const override;
 
  private:
   struct Outgoing {

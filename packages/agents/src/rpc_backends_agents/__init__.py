@@ -59,8 +59,6 @@ _MODULES = {
     "start_agent": "start",
     "taking_transports": "start",
 }
-#: The modules that use neither torch nor the extension that is compiled for it.
-_WITHOUT_TORCH = ("transport", "native_transport")
 
 
 def include_dir() -> str:
@@ -72,15 +70,13 @@ def __getattr__(name: str) -> Any:
     """Import on first use: not every use of this package needs the extension.
 
     :raises SpiVersionError: the installed core is too old or too new.
-    :raises ImportError: the extension was compiled for another torch.
+    :raises ImportError: there is no build for the installed torch.
     """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from rpc_backends_agents.versions import check_core, check_torch
+    from rpc_backends_agents.versions import check_core
 
     check_core()
-    if _MODULES[name] not in _WITHOUT_TORCH:
-        check_torch()
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 from typing_extensions import Buffer
 
-BUILT_FOR_TORCH: str  # for example "2.13"
-
 class TransportError(RuntimeError): ...
 
 class NativeTransport:

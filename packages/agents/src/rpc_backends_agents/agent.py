@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.rpc import WorkerInfo
 
-    from rpc_backends_agents.roster import Peer, Roster
+    from rpc_backends_agents.roster import Roster
     from rpc_backends_core.spi import Group
 
 logger = logging.getLogger("rpc_backends.agents")
@@ -164,7 +164,6 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._lost: set[str] = set()
-        self._left: dict[str | int, str] = {}  # how former members have left, by name and by rank
         self._next_look = 0.0
 
     def follow(self, members: dict[int, WorkerInfo]) -> None:
@@ -190,10 +189,6 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
         """Stop looking for a replacement of the worker that had this name."""
         self._lost.discard(name)
 
-    def note_leave(self, peer: Peer, how: str) -> None:
-        """Remember how a member has left, for the errors of later calls."""
-        self._left[peer.name] = self._left[peer.rank] = how
-
     def get_worker_info(self, who: str | int | None = None) -> WorkerInfo:
         """Return a worker by name or rank, or this one.
 
@@ -205,11 +200,6 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                 raise RuntimeError(
                     f"Unknown destination worker {who}: could not find destination among the known "
                     f"members, and the member list cannot be read: {self.roster.trouble}"
-                )
-            if who in self._left and not self.knows(who):
-                raise RuntimeError(
-                    f"Unknown destination worker {who}: could not find destination among the members of "
-                    f"the group, because {self._left[who]}."
                 )
         return super().get_worker_info(who)
 

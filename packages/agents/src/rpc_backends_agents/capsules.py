@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-#: A capsule's name: the interface, its version, and how std::string is laid out (abi.h).
-_NAME = re.compile(r"(.+)\.(\d+)(\.old-strings)?")
+#: A capsule's name: the interface, its version, and what earlier versions said of std::string.
+_NAME = re.compile(r"(.+)\.(\d+)(?:\.old-strings)?")
 
 
 def mismatch(giver: object, method: str, what: str, found: object, wanted: str) -> str:
@@ -27,13 +27,6 @@ def mismatch(giver: object, method: str, what: str, found: object, wanted: str) 
             f"{head} cannot be used: its {method}() returned {found!r}; it must return a capsule named "
             f"{wanted!r}. Fix the package that provides it."
         )
-    if theirs[3] != ours[3]:
-        return (
-            f"{head} was compiled with {_abi(theirs)}, and the installed rpc-backends-agents with "
-            f"{_abi(ours)}: each for another torch. Compile both again for this torch: pip install "
-            "--no-build-isolation --no-deps --force-reinstall rpc-backends-agents "
-            f"{_distribution(kind.__module__)}"
-        )
     built = (
         f"{head} was built for version {theirs[2]} of the {what} interface, and the installed "
         f"rpc-backends-agents has version {ours[2]}. "
@@ -45,10 +38,6 @@ def mismatch(giver: object, method: str, what: str, found: object, wanted: str) 
         f"{built}Upgrade the package that provides it: pip install --upgrade {package}. If you compile "
         f"it yourself, compile it again with the headers of this version."
     )
-
-
-def _abi(name: re.Match[str]) -> str:
-    return f"_GLIBCXX_USE_CXX11_ABI={0 if name[3] else 1}"
 
 
 def _distribution(module: str) -> str:

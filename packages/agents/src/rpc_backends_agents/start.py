@@ -172,13 +172,10 @@ def _start_dynamic(transport: Any, group: Group, settings: Settings) -> _C.Trans
         torch_internals.set_worker_names(info.name for info in members.values())
 
     def remove(peer: Peer, ended: bool) -> None:
-        how = f"worker {peer.name!r} " + (
-            "has ended without shutdown()" if ended else "has left the group"
-        )
+        how = agent.note_leave(peer.name, peer.rank, ended=ended)
         was_member = members.pop(peer.worker_id, None) is not None
         devices.remove(peer.worker_id)
         if was_member:
-            agent.note_leave(peer, how)
             agent.set_workers(list(members.values()), mine)
             torch_internals.set_worker_names(info.name for info in members.values())
         if peer.worker_id != worker_id:

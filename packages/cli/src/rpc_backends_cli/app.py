@@ -26,6 +26,7 @@ _COMMANDS = {
 #: The packages of this project that bring the other commands.
 _PACKAGES = {
     "bench": "rpc-backends-bench",
+    "build-agents": "rpc-backends-agents",
     "conformance": "rpc-backends-testing",
     "faults": "rpc-backends-faults",
     "inspect": "rpc-backends-inspect",

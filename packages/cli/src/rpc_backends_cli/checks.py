@@ -30,13 +30,21 @@ def versions() -> Section:
     if failure is None:
         import torch
 
-        findings.append(Finding("ok", "torch", str(torch.__version__)))
+        build = "" if has_tensorpipe() else ", built without TensorPipe"
+        findings.append(Finding("ok", "torch", f"{torch.__version__}{build}"))
     else:
         findings.append(Finding("problem", "torch", f"it cannot be imported: {failure}"))
     findings.append(
         Finding("ok", "libraries", ", ".join(f"{n} {metadata.version(n)}" for n in _DEPENDENCIES))
     )
     return Section("versions", "Versions", findings)
+
+
+def has_tensorpipe() -> bool:
+    """Return whether torch was built with TensorPipe, or without RPC; imports torch."""
+    from torch.distributed import rpc
+
+    return not rpc.is_available() or hasattr(rpc, "TensorPipeAgent")
 
 
 def torch_bridge() -> Section:

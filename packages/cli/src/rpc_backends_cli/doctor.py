@@ -43,8 +43,9 @@ def gather(names: tuple[str, ...], limit: float, calls: bool, status: Status) ->
         return
     yield from _guarded("bridge", lambda: [checks.torch_bridge()])
     yield from _guarded("variables", lambda: [checks.variables()])
-    status("checking network interfaces")
-    yield from _guarded("addresses", lambda: [addresses.check(addresses.machine())])
+    if checks.has_tensorpipe():
+        status("checking network interfaces")
+        yield from _guarded("addresses", lambda: [addresses.check(addresses.machine())])
     status("timing name lookups")
     yield from _guarded("names", lambda: [name_server.check(addresses.own())])
     yield from _guarded("packages", lambda: installed_checks.check(_KEYS, limit, status))

@@ -29,6 +29,7 @@ STATE_STYLES = {
     "registered": "green",
     "shadowed": "dim",
     "denied": "yellow",
+    "unavailable": "yellow",
     "failed": "red",
     "conflict": "red",
     "invalid": "red",

@@ -127,7 +127,7 @@ def _load_hooks(name: str) -> str | None:
 
 
 def call_hooks(found: Record, limit: float) -> Loaded:
-    """Call the hooks of one package: start and stop a group of one worker on TENSORPIPE.
+    """Call the hooks of one package: start and stop a group of one worker on the default backend.
 
     :returns: ``failure`` is the error of the first hook that failed, and ``complete`` is true; or, with
         ``complete`` false, the reason why the hooks could not be called.
@@ -150,7 +150,7 @@ def _call_hooks(me: WorkerContext, name: str) -> str | None:
     from torch.distributed import rpc
 
     import rpc_backends_core
-    from rpc_backends_core.spi import BackendLoadError, HookError, RefusedError
+    from rpc_backends_core.spi import BackendLoadError, HookError, RefusedError, current_session
     from rpc_backends_core.spi.inspection import Hooks, default_registry, settings, use_hooks
 
     rpc_backends_core.install()
@@ -162,16 +162,18 @@ def _call_hooks(me: WorkerContext, name: str) -> str | None:
     me.doing("calling its hooks")
     try:
         default_registry().on_loaded = None  # called below, once each
-        record = default_registry().load("TENSORPIPE")
-        hooks.callers.rpc_backends_loaded(record=record)
-        failed = replace(record, state="failed", error=BackendLoadError("not a failure: a test"))
-        hooks.callers.rpc_backends_failed(record=failed)
         with tempfile.TemporaryDirectory(prefix="rpc-backends-") as folder:
             options = rpc_backends_core.construct_rpc_backend_options(
                 "TENSORPIPE", init_method=f"file://{Path(folder, 'store')}"
             )
             rpc.init_rpc("doctor", "TENSORPIPE", 0, 1, options)
+            session = current_session()
+            assert session is not None, "RPC has just been started"
+            record = session.resolved.record  # of another backend if torch has no TensorPipe
             rpc.shutdown()
+        hooks.callers.rpc_backends_loaded(record=record)
+        failed = replace(record, state="failed", error=BackendLoadError("not a failure: a test"))
+        hooks.callers.rpc_backends_failed(record=failed)
     except RefusedError:
         return None
     except HookError as error:
@@ -216,7 +218,7 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
     if record.state == "shadowed":
         return Finding("note", record.name, f"{where}, not used: it is shadowed", data)
     if record.error is not None:
-        level = "note" if record.state == "denied" else "problem"
+        level = "note" if record.state in ("denied", "unavailable") else "problem"
         return Finding(level, record.name, str(record.error), data)  # type: ignore[arg-type]
     if record.state != "found" or loaded is None:
         return Finding("ok", record.name, where, data)

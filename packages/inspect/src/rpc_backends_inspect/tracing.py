@@ -89,7 +89,8 @@ def _run(what: tuple[str, ...]) -> tuple[int, list[WorkerState]]:
         try:
             status = subprocess.run(what, env=environ, check=False).returncode
         except OSError as error:
-            raise Failure(f"{what[0]} is neither a dump nor a program: {error}") from error
+            reason = "it is a file that cannot be run" if Path(what[0]).exists() else f"{error}"
+            raise Failure(f"{what[0]} is neither a dump nor a program: {reason}") from error
         found = [workers.read(path) for path in sorted(Path(folder).glob("*.json"))]
     if not found:
         raise Failure(

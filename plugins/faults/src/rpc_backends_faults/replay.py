@@ -95,10 +95,6 @@ def read(path: Path) -> Recording:
     housekeeping: dict[int, bool] = {}
     start = 0.0
     lines = [(event, _Line(event, f"{path}:{number}: ")) for number, event in events(path)]
-    if not lines:
-        raise RuleError([f"{path} is empty: it is not an event log of fault injection."])
-    if lines[0][0].get("event") != "start":
-        raise RuleError([f"{path}:1: this is not an event log of fault injection."])
     # Rules first: the line with a changed rule may come after the first faults that it caused.
     versions = _rules(lines, recording)
     for event, line in lines:
@@ -190,7 +186,7 @@ def processes(folder: Path, worker: str) -> set[Any]:
 def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """Return the events of a log with their line numbers, without a last line that was cut off.
 
-    :raises RuleError: the log cannot be read, or a line is not valid JSON.
+    :raises RuleError: the file cannot be read or is not an event log, or a line is not valid JSON.
     """
     found = []
     lines = read_text(path, "event log", errors="replace").splitlines()
@@ -198,12 +194,21 @@ def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
         try:
             event = dict(json.loads(line))
         except (ValueError, TypeError, RecursionError) as error:
-            if number == len(lines):
+            if number == len(lines) > 1:
                 break  # the process was killed while it wrote
             raise RuleError(
                 [f"{path}:{number}: this is not a line of an event log: {str(error)[:300]}"]
             ) from error
         found.append((number, event))
+    if not found:
+        raise RuleError([f"{path} is empty: it is not an event log of fault injection."])
+    if found[0][1].get("event") != "start":
+        raise RuleError(
+            [
+                f"{path}:1: this is not an event log of fault injection, whose first event is start. "
+                "Name a file from the folder that RPC_BACKENDS_FAULTS_LOG named."
+            ]
+        )
     return found
 
 

@@ -165,11 +165,11 @@ class _Reader:
             try:
                 self._add_event(log, open_, event)
             except (KeyError, TypeError, AttributeError) as error:
+                missing = isinstance(error, KeyError)
+                problem = f"it lacks {error}" if missing else f"a value has a wrong type: {error}"
                 raise RuleError(
-                    [f"{file}:{number}: this is not an event log of fault injection ({error!r})."]
+                    [f"{file}:{number}: this is not an event of fault injection: {problem}."]
                 ) from error
-        if not log.facts:
-            raise RuleError([f"{file} is empty: it is not an event log of fault injection."])
         self._end_force(log, {})
         for place in log.uncounted:
             self._rules[place]["uncounted"] += 1

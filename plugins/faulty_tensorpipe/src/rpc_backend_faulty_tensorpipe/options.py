@@ -59,7 +59,8 @@ def construct_rpc_backend_options(
     """
     if isinstance(messages_to_fail, str):
         raise TypeError(
-            f"messages_to_fail is the string {messages_to_fail!r}; pass a list of message types."
+            f"messages_to_fail is the string {messages_to_fail!r}; FAULTY_TENSORPIPE "
+            "needs a list of message types."
         )
     fail, delay = list(messages_to_fail), dict(messages_to_delay or {})
     _check_types("messages_to_fail", fail)
@@ -67,12 +68,13 @@ def construct_rpc_backend_options(
     for kind, seconds in delay.items():
         if not (isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0):
             raise ValueError(
-                f"messages_to_delay[{kind!r}] is {seconds!r}; it must be a number of seconds, 0 or more."
+                f"messages_to_delay[{kind!r}] is {seconds!r}; FAULTY_TENSORPIPE needs a number of "
+                "seconds, 0 or more."
             )
     if isinstance(num_fail_sends, bool) or not isinstance(num_fail_sends, int):
-        raise TypeError(f"num_fail_sends is {num_fail_sends!r}; it must be an int.")
+        raise TypeError(f"num_fail_sends is {num_fail_sends!r}; FAULTY_TENSORPIPE needs an int.")
     if num_fail_sends < 0:
-        raise ValueError(f"num_fail_sends is {num_fail_sends}; it must be 0 or more.")
+        raise ValueError(f"num_fail_sends is {num_fail_sends}; FAULTY_TENSORPIPE needs 0 or more.")
     if rules is not None and importlib.util.find_spec("rpc_backends_faults") is None:
         raise ValueError(
             "FAULTY_TENSORPIPE was given the option rules, which needs the package rpc-backends-faults, "

@@ -11,8 +11,7 @@ from rpc_backends_core.spi import Group, torch_internals, worker_info
 
 #: A text of TensorPipe, such as "eof", unless the text names the worker.
 _OF_TENSORPIPE = re.compile(r"(?!RPC to )[^\n]*\(this error originated at [^)\n]*\)")
-
-
+_MAY_HAVE_ENDED = "has ended or has left the group, or the network is down"
 #: The text of torch for a result whose tensor has no storage.
 _WITHOUT_STORAGE = re.compile(r"Cannot access storage of (?P<kind>\w+)")
 #: The end of torch's text for a tensor on the device meta, which no device map can name.
@@ -30,30 +29,34 @@ class SelfDescribingAgent:
         """The addresses that TensorPipe listens on; None before it does."""
         return self.engine.own_address if self.engine.has_own_address else None
 
+    def has_ended(self, name: str) -> bool:
+        """Return whether the process of a member is known to have ended; may take a second."""
+        return False
+
     def explained_call_error(self, callee: str, function: str, text: str) -> str | None:
         """Return a better text of an error of TensorPipe: the worker called, what happened, what to do.
 
         :param text: the error of torch's agent, which the result ends with.
         :returns: None for an error of another kind, such as one of the called function.
         """
+        begin = f"RPC to {callee!r} failed: worker {self.engine.name!r} called {function}, and"
         if _OF_TENSORPIPE.match(text):
+            reason = "has ended" if self.has_ended(callee) else _MAY_HAVE_ENDED
             return (
-                f"RPC to {callee!r} failed: worker {self.engine.name!r} called {function}, and the "
-                f"connection to {callee!r} is lost. Its process has ended or has left the group, or the "
-                f"network is down; look at its output. TensorPipe: {text}"
+                f"{begin} the connection to {callee!r} is lost. Its process {reason}; look at its "
+                f"output. TensorPipe: {text}"
             )
         text = text.partition("\nException raised from ")[0]  # without the backtrace of C++
-        failed = f"RPC to {callee!r} failed: worker {self.engine.name!r} called {function}, and"
         kind = _WITHOUT_STORAGE.match(text)
         if kind:
             return (
-                f"{failed} a tensor in the result cannot be sent: it has no storage of its own "
+                f"{begin} a tensor in the result cannot be sent: it has no storage of its own "
                 f"({kind['kind']}), as tensors of MKL-DNN and compressed sparse tensors do not. Call "
                 f".to_dense(), or .to_sparse_coo(), before you return it. torch: {text}"
             )
         if _ON_META.search(text):
             return (
-                f"{failed} a tensor of the call or of its result is on meta and has no data, so it "
+                f"{begin} a tensor of the call or of its result is on meta and has no data, so it "
                 f"cannot be sent; send its shape and dtype. torch: {text}"
             )
         return None

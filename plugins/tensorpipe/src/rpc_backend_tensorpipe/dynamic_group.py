@@ -91,6 +91,9 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
             for peer in new.values():
                 if old.get(peer.name) != peer:
                     self._add_to_engine(peer, used, reverse)
+            for peer in old.values():
+                if new.get(peer.name) != peer:
+                    self.note_leave(peer.name, peer.rank, ended=peer.worker_id in state.ended)
             self._state = state
             self.set_workers([peer.info() for peer in new.values()], self.me.info())
             torch_internals.set_worker_names({self.me.name, *new})
@@ -113,6 +116,11 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
         except Exception:
             logger.exception("RPC worker %r could not apply a membership update", self.me.name)
 
+    def has_ended(self, name: str) -> bool:
+        """Return whether the process of a member has ended: nothing listens at its address."""
+        peer = self._state.peers.get(name)
+        return peer is not None and refused([peer.listener], _SEARCH_SECONDS)[0]
+
     def get_worker_infos(self) -> list[WorkerInfo]:
         """Return the current members of the group, after a search for those whose process has ended."""
         now = time.monotonic()
@@ -131,7 +139,10 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
             return
         # If the store is lost, the list stays as it is.
         with contextlib.suppress(StoreError):
-            _warn_of(self.notify(self.membership.remove(dead), timeout=_SEARCH_SECONDS), self.me)
+            _warn_of(
+                self.notify(self.membership.remove(dead, ended=True), timeout=_SEARCH_SECONDS),
+                self.me,
+            )
 
     def leave_group(self, timeout: float = 0) -> None:
         """Leave the group: remove this worker from the list, tell the others, finish active calls.
@@ -278,7 +289,7 @@ def _introduce(agent: TensorPipeDynamicAgent, state: State, options: Any) -> Non
     if gone:
         names = ", ".join(repr(peer.name) for peer in gone)
         logger.warning("removing RPC workers that are gone from the member list: %s", names)
-        state = agent.membership.remove(gone)
+        state = agent.membership.remove(gone, ended=True)
         _warn_of(agent.notify(state, timeout=options.rpc_timeout), agent.me)
 
 

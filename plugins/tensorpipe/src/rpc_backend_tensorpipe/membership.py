@@ -60,17 +60,20 @@ class State:
     """The members at one version of the list.
 
     :ivar used: every worker id that this group has ever given out.
+    :ivar ended: those of former members whose process has ended without leaving.
     """
 
     version: int = 0
     peers: dict[str, Peer] = field(default_factory=dict)
     used: frozenset[int] = frozenset()
+    ended: frozenset[int] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
         """Return values that JSON can represent; :meth:`from_json` reads them."""
         return {
             "version": self.version,
             "used": sorted(self.used),
+            "ended": sorted(self.ended),
             "peers": [
                 [
                     peer.name,
@@ -91,16 +94,21 @@ class State:
         :raises Exception: ``value`` is not in that form; the type depends on what is wrong.
         """
         peers = [_peer(*fields) for fields in value["peers"]]
-        used = frozenset(value["used"])
-        if type(value["version"]) is not int or not all(map(stored.is_id, used)):
+        used, ended = frozenset(value["used"]), frozenset(value.get("ended", ()))
+        if type(value["version"]) is not int or not all(map(stored.is_id, used | ended)):
             raise ValueError("its version or one of its ids is not a number")
         if len({peer.worker_id for peer in peers}) < len(peers):
             raise ValueError("two of its workers have the same id")
-        return cls(value["version"], {peer.name: peer for peer in peers}, used)
+        return cls(value["version"], {peer.name: peer for peer in peers}, used, ended)
 
-    def with_peers(self, peers: Iterable[Peer]) -> State:
-        """Return a copy of this state with exactly ``peers`` as members."""
-        return replace(self, peers={peer.name: peer for peer in peers})
+    def with_peers(self, peers: Iterable[Peer], ended: Iterable[int] = ()) -> State:
+        """Return a copy of this state with exactly ``peers`` as members.
+
+        :param ended: the worker ids of former members whose process has ended without leaving.
+        """
+        return replace(
+            self, peers={peer.name: peer for peer in peers}, ended=self.ended.union(ended)
+        )
 
 
 def _peer(name: Any, rank: Any, worker_id: Any, of: Any, address: Any, listener: Any) -> Peer:
@@ -174,22 +182,27 @@ class Membership:
         def change(state: State) -> State:
             others = self._others(state, me.name, me.rank)
             device_maps.check([me.devices, *(peer.devices for peer in others)], complete=False)
-            return state.with_peers([*others, me])
+            kept = {peer.worker_id for peer in others}
+            ended = (peer.worker_id for peer in state.peers.values())
+            return state.with_peers([*others, me], ended=set(ended) - kept - {me.worker_id})
 
         return self._change(change)
 
-    def remove(self, gone: Iterable[Peer]) -> State:
+    def remove(self, gone: Iterable[Peer], *, ended: bool = False) -> State:
         """Remove members from the list; members that are not on it are ignored.
 
+        :param ended: whether their processes have ended, and they did not leave.
         :raises StoreError: the store is lost, does not respond, or holds something other than a list.
         """
         ids = {peer.worker_id for peer in gone}
-        return self._change(
-            lambda state: state.with_peers(
-                peer for peer in state.peers.values() if peer.worker_id not in ids
-            ),
-            STORE_TIMEOUT,
-        )
+
+        def change(state: State) -> State:
+            kept = [peer for peer in state.peers.values() if peer.worker_id not in ids]
+            if len(kept) == len(state.peers):
+                return state
+            return state.with_peers(kept, ended=ids if ended else ())
+
+        return self._change(change, STORE_TIMEOUT)
 
     def _change(self, change: Callable[[State], State], seconds: float = 0) -> State:
         """Replace the list with the result of ``change``; lost compare-and-set races are retried."""

@@ -76,7 +76,9 @@ struct WorkerOf {
     return transport->receive_until(event, Clock::now() + time) == Received::kEvent;
   }
 
-  uint64_t count(const std::string& name) const { return std::stoull(transport->metrics().at("ucx." + name)); }
+  uint64_t count(const std::string& name) const {
+    return std::stoull(std::string(transport->metrics().at("ucx." + name)));
+  }
 
   const int id;
   std::unique_ptr<UcxTransport> transport;
@@ -98,7 +100,7 @@ class TwoWorkers : public testing::Test {
       if (waiting.receive(event)) {
         return event;
       }
-      EXPECT_FALSE(other.receive(unexpected)) << unexpected.reason;
+      EXPECT_FALSE(other.receive(unexpected)) << std::string_view(unexpected.reason);
     }
     ADD_FAILURE() << "no event";
     return {};

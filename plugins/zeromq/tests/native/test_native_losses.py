@@ -58,7 +58,10 @@ def test_an_absent_peer_is_lost_at_once(make: MakeWorker, encrypted: bool) -> No
     zero.try_to_send(1, b"x")
     what, peer, _, reason = zero.next()
     assert (what, peer) == ("lost", 1)
-    assert reason == f"cannot connect to {absent.endpoint}: Connection refused"
+    assert reason == (
+        f"cannot connect to {absent.endpoint}: Connection refused; no process listens there. The worker "
+        "has ended, or has left without shutdown(): look at its output"
+    )
     with pytest.raises(TransportError, match=r"worker 1 is lost: cannot connect to .*refused"):
         zero.send(1, b"y")
 
@@ -67,7 +70,10 @@ def test_a_missing_unix_socket_is_a_loss_at_once(make: MakeWorker, tmp_path: Any
     zero = make(0).listen("tcp://127.0.0.1:*")
     zero.transport.learn(1, f"ipc://{tmp_path}/nothing", None)
     zero.try_to_send(1, b"x")
-    assert zero.lost() == f"cannot connect to ipc://{tmp_path}/nothing: No such file or directory"
+    assert zero.lost() == (
+        f"cannot connect to ipc://{tmp_path}/nothing: No such file or directory; the worker has stopped "
+        "RPC"
+    )
 
 
 def test_a_silent_peer_is_lost_after_the_handshake_timeout(make: MakeWorker) -> None:

@@ -22,7 +22,7 @@ class Kind(StrEnum):
 #: Versions that CI tests: the oldest and the newest that the dependencies allow.
 PYTHONS = ("3.11", "3.12", "3.13")
 TORCHES = ("2.6.0", "2.15.0")
-_TORCH = "torch>=2.6,<2.16"
+_TORCH = "torch>=2.6"
 
 _SOURCE = "src/{package}"
 _COMMON = {
@@ -53,8 +53,7 @@ _OF_KIND = {
         "tests/test_transport.py": "agents/test_transport.py",
     },
     Kind.CPP: {
-        "setup.py": "cpp/setup.py",
-        "MANIFEST.in": "cpp/MANIFEST.in",
+        "CMakeLists.txt": "cpp/CMakeLists.txt",
         "csrc/transport.cpp": "cpp/transport.cpp",
         f"{_SOURCE}/handlers.py": "agents/handlers.py",
         f"{_SOURCE}/options.py": "agents/options.py",
@@ -112,8 +111,10 @@ class Variant:
             "install_commands": _INSTALL_AGENTS if self.kind.has_transport else _INSTALL,
             "language": '    "Programming Language :: C++",\n' if cpp else "",
             "dependencies": _dependencies(self.kind, core),
-            "build_backend_requirement": "setuptools>=77" if cpp else "hatchling>=1.27",
-            "build_backend": "setuptools.build_meta" if cpp else "hatchling.build",
+            "build_requirements": (
+                '"scikit-build-core>=1.1", "pybind11>=2.13"' if cpp else '"hatchling>=1.27"'
+            ),
+            "build_backend": "scikit_build_core.build" if cpp else "hatchling.build",
             "release_env": _RELEASE_ENV if cpp else "",
             "release_build": _RELEASE_CPP if cpp else _RELEASE,
             "dynamic_groups": "" if self.dynamic_groups else "    dynamic_groups=False,\n",
@@ -144,10 +145,7 @@ class Variant:
     def build_table(self, package: str) -> str:
         """Return the tables of pyproject.toml that configure the build."""
         if self.kind is Kind.CPP:
-            return (
-                '[tool.setuptools.packages.find]\nwhere = ["src"]\n\n[tool.setuptools.package-data]\n'
-                f'{package} = ["py.typed", "*.pyi"]\n'
-            )
+            return f'[tool.scikit-build]\nwheel.packages = ["src/{package}"]\n'
         return f'[tool.hatch.build.targets.wheel]\npackages = ["src/{package}"]\n'
 
 
@@ -209,7 +207,7 @@ pip install "$folder" "$folder/plugins/tensorpipe" "$folder/plugins/faulty_tenso
 _INSTALL_AGENTS = f"""\
 {_INSTALL}\
 # This one is C++, and is compiled against the torch that is installed.
-pip install scikit-build-core cmake ninja "setuptools>=77"
+pip install scikit-build-core pybind11 cmake ninja
 pip install --no-build-isolation "$folder/packages/agents"
 """
 
@@ -222,7 +220,7 @@ _RELEASE = """\
       - run: python -m build
 """
 _RELEASE_CPP = """\
-      # Only the source: each user compiles it against their own torch and rpc-backends-agents.
+      # Only the source: each user compiles it, for their Python.
       - run: pip install torch --index-url https://download.pytorch.org/whl/cpu
       - run: bash .github/install-rpc-backends.sh
       - run: python -m build --sdist --no-isolation

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
-#include <string>
+#include <string_view>
 #include <utility>
 
 #include "rpc_backends_agents/forks.h"
@@ -29,7 +29,7 @@ class GatedTransport : public Transport {
     // As in Transport.
     virtual void forget(int peer) = 0;
     virtual void send(int peer, Parts parts, bool reply) = 0;
-    virtual void reject(int peer, const std::string& reason) = 0;
+    virtual void reject(int peer, std::string_view reason) = 0;
     virtual Received receive(Event& event, Clock::time_point deadline) = 0;
 
     // Makes every receive() return kClosed, on all threads.
@@ -49,7 +49,7 @@ class GatedTransport : public Transport {
     engine_->send(peer, std::move(parts), reply);
   }
 
-  void reject(int peer, const std::string& reason) override {
+  void reject(int peer, std::string_view reason) override {
     if (const Admission admission(*this); admission) {
       engine_->reject(peer, reason);
     }

@@ -16,22 +16,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "rpc_backends_agents/abi.h"
+#include "rpc_backends_agents/text.h"
 
 namespace rpc_backends {
 
 // An extension module passes its interceptor to rpc_backends_agents.intercept() as an object with a method
 // __rpc_interceptor__(). The method returns a capsule with this name that holds a std::shared_ptr<Interceptor>*. The
-// number in the name increases with every incompatible change of this header. The name also differs between the two
-// layouts of std::string.
-inline constexpr const char* kInterceptorCapsule = "rpc_backends.Interceptor.2" RPC_BACKENDS_ABI;
+// number in the name increases with every incompatible change of this header.
+inline constexpr const char* kInterceptorCapsule = "rpc_backends.Interceptor.3";
 
 // Limits on the context that interceptors attach to a request: the bytes of one interceptor; the bytes of all together,
 // including their names and two more bytes each; and the length of a name.
@@ -115,9 +112,9 @@ class RequestHead {
   virtual const std::vector<int32_t>& wrappers() const = 0;
   // The other worker. The name is empty if the sender's name is unknown.
   virtual int peer_id() const = 0;
-  virtual const std::string& peer() const = 0;
+  virtual std::string_view peer() const = 0;
   // This worker.
-  virtual const std::string& worker() const = 0;
+  virtual std::string_view worker() const = 0;
   // The timeout of the call. 0 means no timeout; incoming requests always have 0.
   virtual std::chrono::milliseconds timeout() const = 0;
   virtual uint64_t payload_bytes() const = 0;
@@ -128,7 +125,7 @@ class RequestHead {
   // MODULE.QUALNAME of a Python function, torch.ops.aten.NAME of a builtin operator, or the name of a TorchScript
   // function. Empty if there is no function or it cannot be read. So a policy must refuse requests with an empty name
   // whose type calls_function().
-  virtual const std::string& function() const = 0;
+  virtual std::string_view function() const = 0;
   virtual uint64_t tensor_bytes() const = 0;
   // A digest of function, arguments and tensors, which is equal for equal requests; 0 if there are none. Reads every
   // byte of CPU tensors, which takes time for large ones.
@@ -144,7 +141,7 @@ class Answer {
 
   virtual bool is_error() const = 0;
   // The text of the error.
-  virtual std::string error() const = 0;
+  virtual Text error() const = 0;
   // Torch's number for its type; its payload; the size of payload and tensors. Zero or empty for an error.
   virtual int32_t type() const = 0;
   virtual std::string_view payload() const = 0;
@@ -154,7 +151,7 @@ class Answer {
   // Drops the answer, so the caller times out.
   virtual void drop() = 0;
   // Replaces the answer with an error.
-  virtual void fail(const std::string& text, ErrorKind kind = ErrorKind::kOther) = 0;
+  virtual void fail(std::string_view text, ErrorKind kind = ErrorKind::kOther) = 0;
 };
 
 using AnswerPtr = std::shared_ptr<Answer>;
@@ -170,7 +167,7 @@ struct End {
   };
 
   Kind kind = Kind::kAnswer;
-  std::string text;    // the text of the error
+  Text text;           // the text of the error
   uint64_t bytes = 0;  // the size of the answer: payload and tensors; 0 for an error
 };
 
@@ -217,7 +214,7 @@ class Request {
   virtual void answer(int32_t type, std::string_view payload) = 0;
   // Drops the request. The caller times out, if it has a timeout.
   virtual void drop() = 0;
-  virtual void fail(const std::string& text, ErrorKind kind = ErrorKind::kOther) = 0;
+  virtual void fail(std::string_view text, ErrorKind kind = ErrorKind::kOther) = 0;
 };
 
 using RequestPtr = std::shared_ptr<Request>;
@@ -240,7 +237,7 @@ class Scheduler {
 
 // Information about the agent that an interceptor is in front of.
 struct AgentInfo {
-  std::string worker;
+  Text worker;
   bool carries_context = false;
   std::shared_ptr<Scheduler> scheduler;
 };
@@ -264,7 +261,7 @@ class Interceptor {
   // The agent has stopped; calls that are still held or were dropped fail after this.
   virtual void on_stop() {}
   // Values for the agent's metrics; each key gets the interceptor's name and a dot in front.
-  virtual std::map<std::string, std::string> metrics() const { return {}; }
+  virtual Metrics metrics() const { return {}; }
 };
 
 }  // namespace rpc_backends

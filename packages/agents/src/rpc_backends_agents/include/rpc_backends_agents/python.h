@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -256,6 +257,21 @@ inline pybind11::capsule capsule_of(const std::shared_ptr<Transport>& transport)
   });
 }
 
+// Returns the metrics of a transport as a dict of texts.
+template <typename From>
+pybind11::dict metrics_of(const From& transport) {
+  Metrics metrics;
+  {
+    const pybind11::gil_scoped_release release;
+    metrics = transport.metrics();
+  }
+  pybind11::dict found;
+  for (const auto& [name, value] : metrics) {
+    found[pybind11::str(std::string_view(name))] = pybind11::str(std::string_view(value));
+  }
+  return found;
+}
+
 // Makes the Python class of a transport, with the methods that all transports have: forget, reject, receive, close,
 // metrics, and the capsule. Also binds parts and TransportError.
 template <typename Base>
@@ -265,12 +281,12 @@ auto bind_transport(pybind11::module_& module) {
   using release = py::call_guard<py::gil_scoped_release>;
   py::register_local_exception<TransportError>(module, "TransportError", PyExc_RuntimeError);
   bind_part(module);
-  auto bound = py::class_<Bound, std::shared_ptr<Bound>>(module, "Transport")
+  auto bound = py::class_<Bound, std::shared_ptr<Bound>>(module, "Transport", py::module_local())
                    .def("forget", &Bound::forget, py::arg("peer"), release())
                    .def("reject", &Bound::reject, py::arg("peer"), py::arg("reason"), release())
                    .def("receive", &receive_tuple<Base>, py::arg("timeout") = py::none())
                    .def("close", &Bound::close, py::arg("linger"), release())
-                   .def("metrics", &Bound::metrics, release())
+                   .def("metrics", &metrics_of<Bound>)
                    .def("__rpc_transport__", [](const std::shared_ptr<Bound>& self) { return capsule_of(self); });
   Bound::close_all_at_exit();
   return bound;

@@ -14,22 +14,21 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "rpc_backends_agents/abi.h"
+#include "rpc_backends_agents/text.h"
 
 namespace rpc_backends {
 
 // An extension module passes its transport to the agent as an object with a method __rpc_transport__(). The method
 // returns a capsule with this name that holds a std::shared_ptr<Transport>*. The number in the name increases with
-// every incompatible change of this header. The name also differs between the two layouts of std::string.
-inline constexpr const char* kTransportCapsule = "rpc_backends.Transport.3" RPC_BACKENDS_ABI;
+// every incompatible change of this header.
+inline constexpr const char* kTransportCapsule = "rpc_backends.Transport.4";
 
 // The transport cannot do what was asked; the user sees the text, which is UTF-8.
 class TransportError : public std::runtime_error {
@@ -84,7 +83,7 @@ struct Event {
   Kind kind = Kind::kMessage;
   int peer = -1;
   Parts parts;
-  std::string reason;
+  Text reason;
   // The number of this event among all events of the transport: 1, 2, 3... in the order in which receive() returns
   // them, without gaps. Several threads handle events, and a loss must not fail a call whose answer came earlier. So
   // the agent waits, up to a second, until all earlier events are noted. A loss with number 0 is handled at once.
@@ -99,11 +98,11 @@ class Transport {
   virtual ~Transport() = default;
 
   // Starts to listen as worker `self`; returns the address that peers pass to learn() to reach it: any UTF-8 text.
-  virtual std::string listen(int self, const std::string& name) = 0;
+  virtual Text listen(int self, std::string_view name) = 0;
 
   // Stores a peer's address; throws TransportError if the text is not an address. The transport need not connect before
   // the first message.
-  virtual void learn(int peer, const std::string& name, const std::string& address) = 0;
+  virtual void learn(int peer, std::string_view name, std::string_view address) = 0;
 
   // Drops the connections to a peer that has left; an unknown peer is ignored. May return before they have ended.
   virtual void forget(int peer) = 0;
@@ -122,7 +121,7 @@ class Transport {
   virtual bool receive(Event& event) = 0;
 
   // Closes the connections to a peer that sent an invalid message or cannot be answered. The peer may connect again.
-  virtual void reject(int peer, const std::string& reason) = 0;
+  virtual void reject(int peer, std::string_view reason) = 0;
 
   // Stops listening, waits up to `linger` seconds until queued messages have left, closes all connections, and makes
   // every receive() return false. A second call does nothing. Must not throw.
@@ -130,13 +129,13 @@ class Transport {
 
   // Whether the transport moves memory of this type of device ("cuda") itself, both when it sends and when it receives.
   // Parts of other types arrive in send() as host memory. Called at any time; must not wait.
-  virtual bool moves(const std::string& /*device_type*/) const { return false; }
+  virtual bool moves(std::string_view /*device_type*/) const { return false; }
 
   // Called once before listen().
   virtual void set_allocator(DeviceAllocator /*allocate*/) {}
 
   // Values for the agent's metrics. Called at any time after listen(), also after close(); must not wait.
-  virtual std::map<std::string, std::string> metrics() const { return {}; }
+  virtual Metrics metrics() const { return {}; }
 };
 
 // How an attempt to receive an event until a deadline has ended.

@@ -1,0 +1,127 @@
+"""The builder of wheels: what it keeps of torch, which builds it makes, and its index of files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from wheelhouse import files
+from wheelhouse.torches import headers_of, named
+
+PYTHON = Version(".".join(map(str, sys.version_info[:2])))
+CONFIG = "share/cmake/Torch/TorchConfig.cmake"
+
+
+def add_torch(folder: Path, version: str, config: str, internals: str) -> None:
+    """Make a wheel with what the builder reads of torch, and with files that it does not read."""
+    contents = {
+        "torch/include/torch/extension.h": "",
+        "torch/version.py": f"__version__ = '{version}+cpu'\n",
+        f"torch/{CONFIG}": config,
+        "torch/lib/libtorch_python.so": f"\0{internals}\0",
+        "torch/lib/libtorch_cpu.so": "large",
+        "torch/__init__.py": "",
+        f"torch-{version}.dist-info/METADATA": (
+            f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+        ),
+        f"torch-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
+        f"torch-{version}.dist-info/RECORD": "",
+    }
+    with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as archive:
+        for name, text in contents.items():
+            archive.writestr(name, text)
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder in which pip finds the wheels of torch."""
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    add_torch(
+        folder,
+        "2.6.0",
+        'set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=0")\n',
+        "__pybind11_internals_v4_gcc_libstdcpp_cxxabi1011__",
+    )
+    add_torch(folder, "2.13.0", "", "__pybind11_internals_v11_system_libstdcpp_abi_1__")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.mark.usefixtures("registry")
+def test_only_what_a_compilation_reads_is_kept_of_torch(tmp_path: Path) -> None:
+    (headers,) = headers_of(Version("2.13.0"), PYTHON, tmp_path / "kept")
+
+    assert (headers.name, headers.minor, headers.new_strings) == ("torch-2.13", (2, 13), True)
+    kept = {str(p.relative_to(headers.folder)) for p in headers.folder.rglob("*") if p.is_file()}
+    libraries = {f"lib/lib{name}.so" for name in ("c10", "torch", "torch_cpu", "torch_python")}
+    wanted = {"include/torch/extension.h", "version.py", CONFIG, "wheel.json"}
+    assert kept == wanted | libraries
+    assert (headers.folder / "lib/libtorch_cpu.so").read_bytes()[:4] == b"\x7fELF"
+    assert list((tmp_path / "kept").rglob("*.whl")) == []
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_torch_with_the_old_strings_gets_two_builds(tmp_path: Path) -> None:
+    old, new = headers_of(Version("2.6.0"), PYTHON, tmp_path / "kept")
+
+    assert [old.name, new.name] == ["torch-2.6-old-strings", "torch-2.6"]
+    assert "_GLIBCXX_USE_CXX11_ABI=0" in (old.folder / CONFIG).read_text()
+    assert "_GLIBCXX_USE_CXX11_ABI=0" not in (new.folder / CONFIG).read_text()
+    assert (new.folder / "include/torch/extension.h").exists()
+    assert b"cxxabi1011__" in (old.folder / "lib/libtorch_python.so").read_bytes()
+    assert b"cxxabi1016__" in (new.folder / "lib/libtorch_python.so").read_bytes()
+
+
+def test_a_torch_is_fetched_once(registry: Path, tmp_path: Path) -> None:
+    first = headers_of(Version("2.13.0"), PYTHON, tmp_path / "kept")
+    for wheel in registry.iterdir():
+        wheel.unlink()
+
+    assert headers_of(Version("2.13.0"), PYTHON, tmp_path / "kept") == first
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_torch_that_cannot_be_fetched_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"pip cannot fetch torch 2\.12\.0 for Python 3\."):
+        headers_of(Version("2.12.0"), PYTHON, tmp_path / "kept")
+
+
+def test_only_published_versions_can_be_chosen() -> None:
+    versions = [Version("2.9.1"), Version("2.13.0")]
+
+    assert named(versions, "2.13") == [Version("2.13.0")]
+    assert named(versions, "") == versions
+    with pytest.raises(
+        ValueError, match=r"'2\.5' is no supported torch\. Supported are 2\.9, 2\.13\."
+    ):
+        named(versions, "2.5")
+
+
+def test_pip_installs_from_the_index(tmp_path: Path) -> None:
+    name = "rpc_backend_pigeon-1.0.dist-info"
+    with zipfile.ZipFile(tmp_path / "rpc_backend_pigeon-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("rpc_backend_pigeon.py", "")
+        archive.writestr(
+            f"{name}/METADATA", "Metadata-Version: 2.1\nName: rpc-backend-pigeon\nVersion: 1.0\n"
+        )
+        archive.writestr(f"{name}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{name}/RECORD", "")
+
+    files.make_index(tmp_path)
+
+    index = f"file://{tmp_path}/simple"
+    target = tmp_path / "target"
+    pip = [sys.executable, "-m", "pip", "install", "--isolated", "--no-deps", "--dry-run"]
+    pip += ["--index-url", index, "--target", str(target), "--quiet", "--report", "-"]
+    done = subprocess.run([*pip, "rpc-backend-pigeon"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (installed,) = json.loads(done.stdout)["install"]
+    assert installed["download_info"]["archive_info"]["hashes"]["sha256"]
