@@ -6,8 +6,8 @@
     make lint      # those that differ from the last commit
 
 The result for a file depends on the file, the headers of this project that it includes, its compile
-command, `.clang-tidy`, and the versions of clang-tidy and torch. Fingerprints of files that passed are
-kept in ``build/tidy``.
+command, `.clang-tidy`, and the versions of clang-tidy, pybind11 and torch. Fingerprints of files that
+passed are kept in ``build/tidy``.
 """
 
 from __future__ import annotations
@@ -44,16 +44,11 @@ def main() -> int:
         for file, command in sources().items()
         if stems is None or file.with_suffix("") in stems
     }
-    waiting = [file for file, key in keys.items() if not (PASSED / key).exists()]
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        results = list(threads.map(_check, waiting))
+    waiting = [(file, key) for file, key in keys.items() if not (PASSED / key).exists()]
     PASSED.mkdir(parents=True, exist_ok=True)
-    for file, result in zip(waiting, results, strict=True):
-        if result.returncode:
-            print(result.stdout + result.stderr)
-        else:
-            (PASSED / keys[file]).touch()
-    failed = sum(bool(result.returncode) for result in results)
+    with ThreadPoolExecutor(_processors()) as threads:
+        passed = list(threads.map(_check, waiting))
+    failed = passed.count(False)
     print(f"{len(keys)} files, {len(waiting)} of them checked now, {failed} with findings")
     return 1 if failed else 0
 
@@ -72,7 +67,7 @@ def sources() -> dict[Path, str]:
 
 def fingerprint(file: Path, command: str) -> str:
     """Return a hash of what the result for a file depends on."""
-    versions = [f"{name} {metadata.version(name)}" for name in ("clang-tidy", "torch")]
+    versions = [f"{name} {metadata.version(name)}" for name in ("clang-tidy", "pybind11", "torch")]
     total = hashlib.sha256("\0".join([command, *versions]).encode())
     for path in (ROOT / ".clang-tidy", *sorted(_with_headers(file))):
         total.update(f"{path.relative_to(ROOT)}\0".encode())
@@ -114,10 +109,21 @@ def _changed() -> set[Path]:
     return {ROOT / Path(name).with_suffix("") for name in names if name.endswith((".cpp", ".h"))}
 
 
-def _check(file: Path) -> subprocess.CompletedProcess[str]:
+def _processors() -> int:
+    return int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+
+
+def _check(waiting: tuple[Path, str]) -> bool:
+    """Check a file and print the findings; note at once that it passed, so that a next run goes on."""
+    file, key = waiting
     tidy = Path(sys.executable).with_name("clang-tidy")
     command = [tidy, "--quiet", "-p", COMMANDS.parent, file]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode:
+        print(result.stdout + result.stderr, flush=True)
+    else:
+        (PASSED / key).touch()
+    return result.returncode == 0
 
 
 if __name__ == "__main__":
