@@ -60,7 +60,7 @@ QUICK := not slow and not thorough and not installed and not torch_suites and no
 # A name made from TORCH, so that another TORCH has another stamp file.
 TORCH_ID = $(subst $() ,_,$(subst /,_,$(subst :,_,$(subst =,_,$(TORCH)))))
 
-.PHONY: help setup demo docs reports test test-all test-cpp test-cpp-sanitized fuzz stages test-quick test-lowest matrix test-wheels lint typecheck format wheels release-check soak bench clean
+.PHONY: help setup demo docs reports test test-all test-cpp test-cpp-sanitized fuzz stages test-quick test-lowest matrix test-wheels lint tidy typecheck format wheels release-check soak bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -102,12 +102,16 @@ fuzz: setup  ## fuzz each parser in C++ for a minute (FUZZ_SECONDS=60)
 	PATH="$(abspath $(BIN)):$$PATH" FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) tests/fuzz/run.sh all
 
 # CMake builds them beside the wheels' files, in build/cpp. GoogleTest comes from the system, as the compiler does.
-define cpp_tests
-	@echo "==> ctest: unit tests of the C++ ($(1))"
+define configure_cpp
 	@[ -e /usr/src/googletest/CMakeLists.txt ] || \
 	    { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q libgtest-dev; } || { \
 	    echo "error: no sources of GoogleTest here. On Debian and Ubuntu: apt install libgtest-dev" >&2; exit 1; }
 	@PATH="$(abspath $(BIN)):$$PATH" cmake -Wno-deprecated --preset $(1) -DPython_EXECUTABLE="$(abspath $(BIN))/python" >/dev/null
+endef
+
+define cpp_tests
+	@echo "==> ctest: unit tests of the C++ ($(1))"
+	$(call configure_cpp,$(1))
 	@$(BIN)/cmake --build --preset $(1) --target unit_tests -- --quiet
 	@$(BIN)/ctest --preset $(1)
 endef
@@ -124,12 +128,18 @@ matrix: setup  ## the tests with each torch and Python, 15 min a pair (ONLY="2.9
 test-wheels: setup  ## the wheels with each torch, without a compiler: install, first call, doctor (3 min a pair; ONLY="2.9")
 	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" --stages wheels
 
-lint: setup  ## ruff and clang-format: lint and format check
+lint: setup  ## ruff and clang-format: lint and format check; clang-tidy on changed files
 	@echo "==> ruff"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@echo "==> clang-format"
 	@$(BIN)/clang-format --dry-run --Werror $(CPP)
+	@if [ -n "$$(git status --porcelain -- '*.cpp' '*.h' 2>/dev/null)" ]; then $(MAKE) tidy CHANGED=1; fi
+
+tidy: setup  ## clang-tidy on all C++ (10 min); a file again only if it or its headers have changed
+	@echo "==> clang-tidy"
+	$(call configure_cpp,release)
+	@$(BIN)/python tests/tidy.py $(if $(CHANGED),--changed)
 
 typecheck: setup  ## mypy --strict of the sources
 	@echo "==> mypy"

@@ -90,7 +90,7 @@ ucs_status_t Arrivals::take(Kind kind, const void* header, size_t header_size, v
       auto owned = std::make_unique<Fetch>(Fetch{this, link->peer, token, std::move(target)});
       Fetch* const fetch = owned.get();
       fetching_.insert(fetch);
-      owned.release();
+      (void)owned.release();
       ucp_request_param_t param{};
       param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
       param.cb.recv_am = &on_fetched;

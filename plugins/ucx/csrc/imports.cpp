@@ -86,15 +86,13 @@ struct Tables {
           break;
       }
     }
-    if (symbols == nullptr || names == nullptr) {
-      return;
-    }
-    if (plt != nullptr) {
-      relocations.insert(relocations.end(), plt, plt + plt_size / sizeof *plt);
-    }
-    if (data != nullptr) {
-      relocations.insert(relocations.end(), data, data + data_size / sizeof *data);
-    }
+    add(plt, plt_size);
+    add(data, data_size);
+  }
+
+  void add(const ElfW(Rela) * table, size_t bytes) {
+    const size_t count = table == nullptr ? 0 : bytes / sizeof *table;
+    relocations.insert(relocations.end(), table, table + count);
   }
 
   const ElfW(Sym) * symbols = nullptr;
@@ -127,6 +125,9 @@ bool replace_imports(const void* address, const std::vector<Import>& imports) {
     return false;
   }
   const Tables tables(library);
+  if (tables.symbols == nullptr || tables.names == nullptr) {
+    return false;
+  }
   struct Slot {
     void** slot;
     void* value;

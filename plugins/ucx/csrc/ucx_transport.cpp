@@ -16,7 +16,7 @@ namespace rpc_backends::ucx {
 
 namespace {
 
-const Settings& checked(const Settings& settings) {
+Settings checked(Settings settings) {
   constexpr uint64_t most = uint64_t{1} << 61;
   if (settings.max_message == 0 || settings.max_message > most) {
     throw TransportError("max_message must be from 1 to 2**61 bytes, not " + std::to_string(settings.max_message));
@@ -167,7 +167,7 @@ UcxTransport::UcxTransport(const Settings& settings, CallbackThread::OnUnknownKe
 }
 
 UcxTransport::~UcxTransport() {
-  close(0);
+  GatedTransport::close(0);
 }
 
 UcxTransport::Impl& UcxTransport::impl() const {

@@ -211,7 +211,7 @@ Assembler::Outcome Assembler::start(std::vector<Frame> frames) {
   Outcome outcome;
   Frame& head = frames.front();
   const bool known = head.size() >= sizeof(Header) && header_of(head).version == kVersion;
-  const auto kind = known ? static_cast<Kind>(header_of(head).kind) : Kind{};
+  const auto kind = known ? std::optional(static_cast<Kind>(header_of(head).kind)) : std::nullopt;
   if (kind == Kind::kRefusal) {
     outcome.kind = Outcome::Kind::kRefusal;
     outcome.text.assign(head.data() + sizeof(Header), std::min(head.size() - sizeof(Header), kLongestReason));

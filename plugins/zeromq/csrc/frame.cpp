@@ -43,7 +43,7 @@ Frame::Frame(const Part& part, const void* data, size_t size) {
   if (zmq().msg_init_data(&message_, const_cast<void*>(data), size, drop, hint.get()) != 0) {
     throw std::bad_alloc();
   }
-  hint.release();
+  (void)hint.release();
 }
 
 Part part_of(Frame frame) {

@@ -155,7 +155,8 @@ bool Socket::send(Frame& frame, bool more) {
 }
 
 void Socket::linger(double seconds) {
-  set(option::kLinger, milliseconds(seconds));
+  const int time = milliseconds(seconds);
+  zmq().setsockopt(socket_, option::kLinger, &time, sizeof time);
 }
 
 }  // namespace rpc_backends::zeromq

@@ -63,7 +63,7 @@ class Socket {
   bool receive(Frame& frame);
   bool send(Frame& frame, bool more);
 
-  // The time in seconds for which close() still sends queued messages.
+  // The time in seconds for which close() still sends queued messages. Never throws: closing must not fail.
   void linger(double seconds);
 
  private:

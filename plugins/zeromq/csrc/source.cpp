@@ -63,15 +63,15 @@ void SocketSource::settle(Lock lock) {
 }
 
 void SocketSource::enter(Socket socket) {
-  const int fd = socket.fd();
+  fd_ = socket.fd();
   socket_.emplace(std::move(socket));
-  id_ = inbox_.add(fd, weak_from_this());
+  id_ = inbox_.add(fd_, weak_from_this());
 }
 
 std::optional<Socket> SocketSource::leave() {
   std::optional<Socket> socket;
   if (socket_) {
-    inbox_.remove(id_, socket_->fd());
+    inbox_.remove(id_, fd_);
     // No events from here on: nobody reads them, and libzmq's thread would block for ever on the next one.
     socket_->end_monitor();
     socket.emplace(std::move(*socket_));

@@ -62,6 +62,7 @@ class SocketSource : public Source, public std::enable_shared_from_this<SocketSo
 
  private:
   uint64_t id_ = 0;
+  int fd_ = -1;
   int putting_ = 0;  // pieces being copied to their places, without the lock
   std::condition_variable put_;
 };

@@ -13,7 +13,7 @@
 
 namespace rpc_backends::zeromq {
 
-class TcpConnection : public SocketSource, public Connection {
+class TcpConnection final : public SocketSource, public Connection {
  public:
   struct Services {
     const Settings& settings;

@@ -22,7 +22,7 @@
 
 namespace rpc_backends::zeromq {
 
-class TcpListener : public SocketSource {
+class TcpListener final : public SocketSource {
  public:
   struct Services {
     const Settings& settings;

@@ -40,7 +40,7 @@ std::unique_ptr<Fd> open_unix_socket();
 // Describes the process at the other end if it belongs to another user; "" if it belongs to this user.
 std::string other_user(int fd);
 
-class UnixConnection : public Connection, public std::enable_shared_from_this<UnixConnection> {
+class UnixConnection final : public Connection, public std::enable_shared_from_this<UnixConnection> {
  public:
   UnixConnection(const UnixStream::Services& services, Listener& listener, int peer, const Endpoint& endpoint)
       : Connection(listener, peer, endpoint), services_(services) {}

@@ -10,7 +10,7 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-const Settings& checked(const Settings& settings) {
+Settings checked(Settings settings) {
   if (settings.encrypts() && !zmq().has_curve()) {
     throw TransportError("libzmq " + zmq().version_text() +
                          ", which pyzmq has loaded, was built without encryption (CURVE). Install pyzmq from a wheel, "
@@ -145,7 +145,7 @@ ZeroMQTransport::ZeroMQTransport(const Settings& settings, CallbackThread::OnUnk
 }
 
 ZeroMQTransport::~ZeroMQTransport() {
-  close(0);
+  GatedTransport::close(0);
 }
 
 ZeroMQTransport::Impl& ZeroMQTransport::impl() const {

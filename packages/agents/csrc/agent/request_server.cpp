@@ -183,6 +183,7 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
   const bool may_refuse = peer != agent_.id && is_of_a_program(request->type());
   const bool may_hold = may_refuse || (peer != agent_.id && is_fetch(request->type()));
   auto name = [request] { return function_of(inspect(*request)); };
+  // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): the job owns the copy of `on_answer`
   auto job = [this, kept = agent_.shared_from_this(), peer, request = std::move(request), span,
               streams = std::move(streams), on_answer] {
     // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
@@ -279,10 +280,11 @@ void RequestServer::answer_request(int peer, uint64_t call, JitFuture& answer,
     }
     is_copying = true;
     const auto kept = agent_.shared_from_this();
+    const uint64_t bytes = staging.bytes_in_pieces;
+    const std::weak_ptr<void> unsent = staging.unsent;
     sender_.after(
         std::move(staging),
-        [this, kept, peer, bytes = staging.bytes_in_pieces, unsent = staging.unsent,
-         is_first = true](Parts piece) mutable {
+        [this, kept, peer, bytes, unsent, is_first = true](Parts piece) mutable {
           if (std::exchange(is_first, false)) {
             answers_.add(peer, bytes, unsent);
           }

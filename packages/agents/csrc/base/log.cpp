@@ -51,7 +51,7 @@ void warn(const std::string& text) {
   if (current) {
     current(text);
   } else {
-    std::cerr << text << std::endl;
+    std::cerr << text << '\n';
   }
 }
 

@@ -78,11 +78,12 @@ bool is_aligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % largest_element == 0;
 }
 
-const Part& on_host(const Part& part) {
+// Returns the data of a part that must be in host memory.
+const void* host_data(const Part& part) {
   if (!part.memory.is_host()) {
     throw BadFrame("a part is in memory of a device");
   }
-  return part;
+  return part.data;
 }
 
 // Begins to copy the storages that are sent in pieces.
@@ -267,7 +268,7 @@ Head read_head(const Parts& parts) {
   if (parts.empty()) {
     throw BadFrame("it is empty");
   }
-  (void)on_host(parts[0]);
+  (void)host_data(parts[0]);
   if (is_piece(parts)) {
     const PieceHead piece = PieceHead::read(parts);
     Head head;
@@ -290,7 +291,7 @@ Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::
   if (parts.empty()) {
     throw BadFrame("it is empty");
   }
-  Reader in(on_host(parts[0]).data, parts[0].size);
+  Reader in(host_data(parts[0]), parts[0].size);
   const Head head = Head::read(in);
   limits.check(head, parts);
   if (!fits(head.kind, head.type)) {
@@ -311,7 +312,7 @@ Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::
   };
 
   std::vector<char> payload;
-  const void* bytes = head.payload_inline ? in.take(head.payload_size) : on_host(next_part(head.payload_size)).data;
+  const void* bytes = head.payload_inline ? in.take(head.payload_size) : host_data(next_part(head.payload_size));
   if (head.payload_size > 0) {
     const auto* begin = static_cast<const char*>(bytes);
     payload.assign(begin, begin + head.payload_size);

@@ -64,7 +64,7 @@ class GatedTransport : public Transport {
 
   void close(double linger) override {
     if (birthplace_.is_elsewhere()) {
-      engine_.release();  // its threads and locks belong to the parent process
+      engine_.release();  // NOLINT(bugprone-unused-return-value): its threads and locks belong to the parent process
       return;
     }
     // Destroyed without the lock, because objects that the callbacks hold may call close() too.
