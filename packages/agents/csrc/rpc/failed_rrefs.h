@@ -9,7 +9,6 @@
 #include <chrono>
 #include <deque>
 #include <mutex>
-#include <string>
 
 namespace rpc_backends {
 
@@ -17,14 +16,12 @@ class FailedRRefs {
  public:
   using ForkId = torch::distributed::rpc::ForkId;
 
-  // The first RRef of this process with an error must live for ever: torch keeps its address, and writes to it whenever
-  // another RRef times out. Call this before the future of a call gets its error. Returns whether there is such an RRef
-  // now: this one, or an earlier one.
-  static bool keep_first(const ForkId& id, const std::string& error);
+  // torch keeps the address of the first RRef of this process whose creation fails, and writes to it whenever another
+  // creation times out. This makes it an RRef that is never deleted. Call it before a request of rpc.remote() is sent.
+  static void keep_first();
 
   // Call it when the future of the call has its error. The caller may not have got the RRef from torch yet.
-  // `has_first`: what keep_first() has returned.
-  void add(const ForkId& id, bool has_first) { add({id, !has_first, 0}); }
+  void add(const ForkId& id) { add({id, 0}); }
 
   // Whether release() has something to do, and whether add() was called long enough ago.
   bool is_due() const;
@@ -36,7 +33,6 @@ class FailedRRefs {
  private:
   struct Failed {
     ForkId id;
-    bool may_be_first;  // then it lives for ever, too
     int attempts;
     std::chrono::steady_clock::time_point due = std::chrono::steady_clock::now() + kWait;
   };
@@ -45,7 +41,6 @@ class FailedRRefs {
   static constexpr std::chrono::milliseconds kWait{50};
   static constexpr int kMostAttempts = 20;
 
-  static void keep(const ForkId& id, const std::string& error);
   void add(const Failed& failed);
 
   mutable std::mutex mutex_;
