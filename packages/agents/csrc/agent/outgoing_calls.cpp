@@ -52,9 +52,6 @@ TransportAgent::SentCall OutgoingCalls::send(const WorkerInfo& to, c10::intrusiv
   sender_.allow_ways(peer, placement);
   const auto created = created_rref(inspect(*message));
   const std::optional<rpc::ForkId> rref = created ? std::optional(created->fork) : std::nullopt;
-  if (created) {
-    FailedRRefs::keep_first();
-  }
   Staging staging;
   Parts parts = sender_.encode_checked(std::move(message), call, contexts, placement, staging);
   const uint64_t bytes = size_of(parts) + staging.bytes_in_pieces;
@@ -185,11 +182,13 @@ void OutgoingCalls::fail_call(const Calls::Call& call, const std::string& error)
   }
   const bool is_own = call.peer == agent_.id;
   if (call.rref && is_own) {
+    FailedRRefs::keep_first_own();
     fail_own_rref(*call.rref, std::make_exception_ptr(std::runtime_error(error)));
   }
+  const bool has_first = call.rref && !is_own && FailedRRefs::keep_first(*call.rref, error);
   fail(call.future, error);
   if (call.rref && !is_own && rpc::getRPCErrorType(*call.future) == rpc::RPCErrorType::UNKNOWN_ERROR) {
-    failed_rrefs_.add(*call.rref);
+    failed_rrefs_.add(*call.rref, has_first);
     calls_.ask_for_pulse();
   }
 }

@@ -184,6 +184,7 @@ FuturePtr with_class_learnt(const RRefId& rref, const FuturePtr& answer) {
 FuturePtr with_own_rref_failed(const rpc::RRefId& rref, const FuturePtr& answer) {
   return completed_after(answer, [rref](JitFuture& done) {
     if (done.hasError()) {
+      FailedRRefs::keep_first_own();
       fail_own_rref(rref, done.exception_ptr());
     }
     return rref;
@@ -249,9 +250,6 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
   }
   const auto asked = watch_classes(*message);
   const auto created = created_rref(inspect(*message));
-  if (created) {
-    FailedRRefs::keep_first();
-  }
   auto answer = record_and_send(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
   if (!transport_agent_) {
     answer = with_callee_named(to.name_, answer);

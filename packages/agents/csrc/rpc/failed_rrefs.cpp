@@ -16,6 +16,12 @@ namespace rpc = torch::distributed::rpc;
 
 namespace {
 
+// Of this process, like what torch keeps.
+std::atomic<bool> has_first{false};
+
+// Any error but a timeout.
+constexpr const char* kUnknownError = "rpc.remote() has failed";
+
 class WithGil {
  public:
   WithGil() : state_(PyGILState_Ensure()) {}
@@ -29,16 +35,28 @@ class WithGil {
 
 }  // namespace
 
-void FailedRRefs::keep_first() {
-  static std::atomic<bool> is_kept{false};  // of this process, like what torch keeps
-  if (is_kept) {
+void FailedRRefs::keep(const ForkId& id, const std::string& error) {
+  rpc::RRef* const rref = rpc::RRefContext::getInstance().getPendingUser(id).release();  // never deleted
+  const auto future = c10::make_intrusive<rpc::JitFuture>(c10::AnyClassType::get());
+  future->setError(std::make_exception_ptr(std::runtime_error(error)));
+  // The first call makes torch keep the address. It throws the error, unless that is a timeout.
+  (void)error_in([&] { rref->handleError(rpc::getRPCErrorType(*future), *future); });
+  has_first = true;
+}
+
+bool FailedRRefs::keep_first(const ForkId& id, const std::string& error) {
+  // torch throws if it does not know the RRef, or not yet.
+  return has_first || !error_in([&] { keep(id, error); });
+}
+
+void FailedRRefs::keep_first_own() {
+  if (has_first) {
     return;
   }
-  is_kept = !error_in([] {
+  has_first = !error_in([] {
     auto rref = rpc::RRefContext::getInstance().createOwnerRRef(c10::AnyType::get());
     const auto future = c10::make_intrusive<rpc::JitFuture>(c10::AnyClassType::get());
-    future->setError(std::make_exception_ptr(std::runtime_error("no rpc.remote() has failed")));
-    // The first call makes torch keep the address. It throws the error.
+    future->setError(std::make_exception_ptr(std::runtime_error(kUnknownError)));
     (void)error_in([&] { rref->handleError(rpc::RPCErrorType::UNKNOWN_ERROR, *future); });
     (void)rref.release();  // never deleted
   });
@@ -70,9 +88,14 @@ void FailedRRefs::release() {
     // also holds while it sends a message, for which a transport in Python needs the GIL. So the GIL comes first here
     // too.
     const WithGil gil;
-    const auto error = error_in([&] { rpc::RRefContext::getInstance().delPendingUser(each.id); });
+    const auto error = error_in([&] {
+      if (each.may_be_first) {
+        keep(each.id, kUnknownError);
+      }
+      rpc::RRefContext::getInstance().delPendingUser(each.id);
+    });
     if (error && each.attempts < kMostAttempts) {
-      add({each.id, each.attempts + 1});
+      add({each.id, each.may_be_first, each.attempts + 1});
     }
   }
 }

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <deque>
 #include <mutex>
+#include <string>
 
 namespace rpc_backends {
 
@@ -16,12 +17,18 @@ class FailedRRefs {
  public:
   using ForkId = torch::distributed::rpc::ForkId;
 
-  // torch keeps the address of the first RRef of this process whose creation fails, and writes to it whenever another
-  // creation times out. This makes it an RRef that is never deleted. Call it before a request of rpc.remote() is sent.
-  static void keep_first();
+  // The first RRef of this process with an error must live for ever: torch keeps its address, and writes to it whenever
+  // another RRef times out. Call this before the future of a call gets its error. Returns whether there is such an RRef
+  // now: this one, or an earlier one.
+  static bool keep_first(const ForkId& id, const std::string& error);
+
+  // The same for an RRef that rpc.remote() creates on its own caller: unless there is an earlier one, an RRef that no
+  // program has takes its place.
+  static void keep_first_own();
 
   // Call it when the future of the call has its error. The caller may not have got the RRef from torch yet.
-  void add(const ForkId& id) { add({id, 0}); }
+  // `has_first`: what keep_first() has returned.
+  void add(const ForkId& id, bool has_first) { add({id, !has_first, 0}); }
 
   // Whether release() has something to do, and whether add() was called long enough ago.
   bool is_due() const;
@@ -33,6 +40,7 @@ class FailedRRefs {
  private:
   struct Failed {
     ForkId id;
+    bool may_be_first;  // then it lives for ever, too
     int attempts;
     std::chrono::steady_clock::time_point due = std::chrono::steady_clock::now() + kWait;
   };
@@ -41,6 +49,7 @@ class FailedRRefs {
   static constexpr std::chrono::milliseconds kWait{50};
   static constexpr int kMostAttempts = 20;
 
+  static void keep(const ForkId& id, const std::string& error);
   void add(const Failed& failed);
 
   mutable std::mutex mutex_;
