@@ -190,6 +190,14 @@ def outcome(me: WorkerContext, function: Any, *arguments: Any) -> str:
         return str(error)
 
 
+def remote_outcome(me: WorkerContext, function: Any) -> str:
+    """Create an RRef on the other worker, and wait for its value without a limit."""
+    try:
+        return str(rpc.remote("worker1", function).to_here(timeout=0))
+    except RuntimeError as error:
+        return str(error)
+
+
 def policy_package(folder: Path, policy: str) -> Path:
     """Write the example's package, with this code."""
     return write_package(
@@ -226,6 +234,17 @@ def test_the_example_policy_refuses_functions(
         if end == "shutdown":
             workers.run(steps.leave)
         assert [worker.end() for worker in workers] == [0, 0]
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+def test_to_here_raises_the_refusal_of_a_policy(tmp_path: Path, backend: str) -> None:
+    with Workers(2, seconds=60) as workers:
+        workers.run(steps.put_on_path, policy_package(tmp_path, EXAMPLE.read_text()))
+        workers.run(only_modules, "_operator")
+        workers.run(steps.join, f"file://{tmp_path}/store", backend=backend)
+        refusals = {workers[0].call(remote_outcome, os.getcwd) for _ in range(20)}
+        assert refusals == {"worker1 does not run 'posix.getcwd' for worker0"}
+        workers.run(steps.leave)
 
 
 def test_a_policy_for_calls_that_arrive_is_refused_on_tensorpipe(tmp_path: Path) -> None:

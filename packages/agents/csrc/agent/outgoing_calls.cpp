@@ -50,7 +50,8 @@ TransportAgent::SentCall OutgoingCalls::send(const WorkerInfo& to, c10::intrusiv
     placement.map = map == maps->requests.end() ? nullptr : &map->second;
   }
   sender_.allow_ways(peer, placement);
-  const std::optional<rpc::ForkId> rref = fork_of(inspect(*message));
+  const auto created = created_rref(inspect(*message));
+  const std::optional<rpc::ForkId> rref = created ? std::optional(created->fork) : std::nullopt;
   Staging staging;
   Parts parts = sender_.encode_checked(std::move(message), call, contexts, placement, staging);
   const uint64_t bytes = size_of(parts) + staging.bytes_in_pieces;
@@ -181,6 +182,7 @@ void OutgoingCalls::fail_call(const Calls::Call& call, const std::string& error)
   }
   const bool is_own = call.peer == agent_.id;
   if (call.rref && is_own) {
+    FailedRRefs::keep_first_own();
     fail_own_rref(*call.rref, std::make_exception_ptr(std::runtime_error(error)));
   }
   const bool has_first = call.rref && !is_own && FailedRRefs::keep_first(*call.rref, error);

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <map>
 #include <string>
@@ -16,6 +17,7 @@
 #include "inspect/request_inspector.h"
 #include "intercept/intercepted_call.h"
 #include "rpc/message_kinds.h"
+#include "rpc/own_rrefs.h"
 
 namespace rpc_backends {
 
@@ -80,18 +82,20 @@ c10::intrusive_ptr<rpc::Message> explained(c10::intrusive_ptr<rpc::Message> mess
 class RequestServer::IncomingCall final : public InterceptedCall {
  public:
   IncomingCall(RequestServer& server, int peer, uint64_t call, uint64_t bytes, std::vector<c10::Stream> streams,
-               Contexts arrived, CallLog::Place* recorded)
+               Contexts arrived, CallLog::Place* recorded, OnAnswer on_refusal)
       : InterceptedCall(server.agent_.interceptors, Direction::kIncoming, peer, std::chrono::milliseconds(0),
                         std::move(arrived)),
         server_(server),
         call_(call),
         bytes_(bytes),
         streams_(std::move(streams)),
-        recorded_(recorded) {}
+        recorded_(recorded),
+        on_refusal_(std::move(on_refusal)) {}
 
  protected:
   void transmit(MessagePtr message, const Contexts& /*contexts*/, const PassingRequestPtr& last) override {
     auto self = std::static_pointer_cast<IncomingCall>(shared_from_this());
+    runs_ = true;
     const SpanContext span = recorded_ == nullptr ? SpanContext() : recorded_->span.context;
     server_.execute(std::move(message), peer_id_, bytes_, span, streams_,
                     [self, last](JitFuture& answer) { self->come_back(last, FuturePtr::reclaim_copy(&answer)); });
@@ -99,7 +103,9 @@ class RequestServer::IncomingCall final : public InterceptedCall {
 
   void finish(JitFuture* answer) override {
     const int64_t ended = CallLog::now_us();
-    if (answer != nullptr) {
+    if (answer != nullptr && answer->hasError() && !runs_) {
+      on_refusal_(*answer);
+    } else if (answer != nullptr) {
       server_.answer_request(peer_id_, call_, *answer, streams_);
     } else {
       server_.end_without_answer(peer_id_);
@@ -125,6 +131,8 @@ class RequestServer::IncomingCall final : public InterceptedCall {
   const uint64_t bytes_;
   const std::vector<c10::Stream> streams_;
   CallLog::Place* const recorded_;
+  const OnAnswer on_refusal_;
+  std::atomic<bool> runs_{false};
 };
 
 RequestServer::RequestServer(AgentState& agent, MessageSender& sender)
@@ -152,8 +160,11 @@ void RequestServer::begin(int peer, Decoded request, uint64_t bytes, std::vector
     recorded = agent_.call_log->begin_incoming(peer, *request.message, request.call, arrived_span(request.contexts));
   }
   if (agent_.interceptors && agent_.interceptors->wants(Direction::kIncoming)) {
+    auto on_refusal = with_rref_failed(
+        *request.message, peer,
+        [this, peer, call = request.call, streams](JitFuture& answer) { answer_request(peer, call, answer, streams); });
     std::make_shared<IncomingCall>(*this, peer, request.call, bytes, std::move(streams), std::move(request.contexts),
-                                   recorded)
+                                   recorded, std::move(on_refusal))
         ->begin(std::move(request.message));
     return;
   }
@@ -178,6 +189,7 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
       };
     }
   }
+  on_answer = with_rref_failed(*request, peer, std::move(on_answer));
   // A worker's requests to itself are never refused. Torch's own requests are small, and torch does not expect them to
   // fail.
   const bool may_refuse = peer != agent_.id && is_of_a_program(request->type());
@@ -232,6 +244,29 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
   } else {  // an interceptor held the request until now
     agent_.thread_pool->post(std::move(run));
   }
+}
+
+RequestServer::OnAnswer RequestServer::with_rref_failed(const Message& request, int peer, OnAnswer on_answer) {
+  const InspectedRequest inspected = inspect(request);
+  const auto created = peer == agent_.id ? std::nullopt : created_rref(inspected);
+  // A worker gives errors to its own RRefs only.
+  if (!created || created->id.createdOn_ != peer || created->fork.createdOn_ != peer) {
+    return on_answer;
+  }
+  const bool is_python = inspected.type == MessageType::PYTHON_REMOTE_CALL;
+  return [created = *created, is_python, on_answer = std::move(on_answer)](JitFuture& answer) {
+    c10::intrusive_ptr<Message> told;
+    if (answer.hasError()) {
+      (void)error_in([&] { told = create_failed_rref(created.id, created.fork, is_python, answer.exception_ptr()); });
+    }
+    if (!told) {
+      on_answer(answer);
+      return;
+    }
+    auto created_answer = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+    created_answer->markCompleted(c10::IValue(std::move(told)));
+    on_answer(*created_answer);
+  };
 }
 
 void RequestServer::count_pending(int caller, int64_t change) {

@@ -13,6 +13,7 @@
 #include "intercept/intercepted_call.h"
 #include "record/recorder.h"
 #include "record/telemetry.h"
+#include "rpc/failed_rrefs.h"
 #include "rpc/futures.h"
 #include "rpc/message_kinds.h"
 #include "rpc/own_rrefs.h"
@@ -183,6 +184,7 @@ FuturePtr with_class_learnt(const RRefId& rref, const FuturePtr& answer) {
 FuturePtr with_own_rref_failed(const rpc::RRefId& rref, const FuturePtr& answer) {
   return completed_after(answer, [rref](JitFuture& done) {
     if (done.hasError()) {
+      FailedRRefs::keep_first_own();
       fail_own_rref(rref, done.exception_ptr());
     }
     return rref;
@@ -247,13 +249,13 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
     timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout_seconds * rpc::kSecToMsConversion));
   }
   const auto asked = watch_classes(*message);
-  const auto own_rref = to.id_ == workerInfo_.id_ ? fork_of(inspect(*message)) : std::nullopt;
+  const auto created = created_rref(inspect(*message));
   auto answer = record_and_send(to, std::move(message), rpc_timeout_seconds, timeout, device_map);
   if (!transport_agent_) {
     answer = with_callee_named(to.name_, answer);
   }
-  if (own_rref) {
-    answer = with_own_rref_failed(*own_rref, answer);
+  if (created && to.id_ == workerInfo_.id_) {
+    answer = with_own_rref_failed(created->id, answer);
   }
   return asked ? with_class_learnt(*asked, answer) : answer;
 }

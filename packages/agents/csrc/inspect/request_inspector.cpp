@@ -301,22 +301,27 @@ std::string function_of(const InspectedRequest& request) {
   }
 }
 
-std::optional<torch::distributed::rpc::ForkId> fork_of(const InspectedRequest& request) {
+std::optional<CreatedRRef> created_rref(const InspectedRequest& request) {
+  namespace rpc = torch::distributed::rpc;
   if (request.type != MessageType::PYTHON_REMOTE_CALL && request.type != MessageType::SCRIPT_REMOTE_CALL) {
     return std::nullopt;
   }
-  // The last integers of the pickle: the worker that created the id, and its count.
+  // The last integers of the pickle: of both ids, the worker that created the id, and its count.
   PickleScan scan(request.payload);
-  std::array<std::optional<int64_t>, 2> last;
+  std::array<std::optional<int64_t>, 4> last;
   for (auto opcode = scan.next(); opcode != PickleScan::Found::kEnd; opcode = scan.next()) {
     if (opcode == PickleScan::Found::kNumber) {
-      last = {last[1], scan.number()};
+      last = {last[1], last[2], last[3], scan.number()};
     }
   }
-  if (!last[0] || *last[0] < 0 || *last[0] > INT16_MAX) {
+  const auto is_worker = [](const std::optional<int64_t>& number) {
+    return number && *number >= 0 && *number <= INT16_MAX;
+  };
+  if (!is_worker(last[0]) || !is_worker(last[2])) {
     return std::nullopt;
   }
-  return torch::distributed::rpc::ForkId(static_cast<torch::distributed::rpc::worker_id_t>(*last[0]), *last[1]);
+  return CreatedRRef{rpc::RRefId(static_cast<rpc::worker_id_t>(*last[0]), *last[1]),
+                     rpc::ForkId(static_cast<rpc::worker_id_t>(*last[2]), *last[3])};
 }
 
 uint64_t digest_of(const InspectedRequest& request, const std::vector<at::Tensor>& tensors) {

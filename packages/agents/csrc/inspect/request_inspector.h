@@ -31,8 +31,14 @@ InspectedRequest inspect(const torch::distributed::rpc::Message& message);
 std::string function_of(const InspectedRequest& request);
 std::string function_of(const PickledCall& call);
 
-// The id of the RRef that a request of rpc.remote() creates on its caller; empty for other requests.
-std::optional<torch::distributed::rpc::ForkId> fork_of(const InspectedRequest& request);
+// The RRef that a request of rpc.remote() creates, and the id of its caller's reference to it.
+struct CreatedRRef {
+  torch::distributed::rpc::RRefId id;
+  torch::distributed::rpc::ForkId fork;
+};
+
+// Empty for other requests.
+std::optional<CreatedRRef> created_rref(const InspectedRequest& request);
 
 // Remembers which class a request gives to an RRef. Returns the RRef whose class the request asks for; its answer is
 // then for learn_class(), which throws nothing.

@@ -49,6 +49,19 @@ bool FailedRRefs::keep_first(const ForkId& id, const std::string& error) {
   return has_first || !error_in([&] { keep(id, error); });
 }
 
+void FailedRRefs::keep_first_own() {
+  if (has_first) {
+    return;
+  }
+  has_first = !error_in([] {
+    auto rref = rpc::RRefContext::getInstance().createOwnerRRef(c10::AnyType::get());
+    const auto future = c10::make_intrusive<rpc::JitFuture>(c10::AnyClassType::get());
+    future->setError(std::make_exception_ptr(std::runtime_error(kUnknownError)));
+    (void)error_in([&] { rref->handleError(rpc::RPCErrorType::UNKNOWN_ERROR, *future); });
+    (void)rref.release();  // never deleted
+  });
+}
+
 void FailedRRefs::add(const Failed& failed) {
   const std::lock_guard<std::mutex> lock(mutex_);
   failed_.push_back(failed);

@@ -22,6 +22,10 @@ class FailedRRefs {
   // now: this one, or an earlier one.
   static bool keep_first(const ForkId& id, const std::string& error);
 
+  // The same for an RRef that rpc.remote() creates on its own caller: unless there is an earlier one, an RRef that no
+  // program has takes its place.
+  static void keep_first_own();
+
   // Call it when the future of the call has its error. The caller may not have got the RRef from torch yet.
   // `has_first`: what keep_first() has returned.
   void add(const ForkId& id, bool has_first) { add({id, !has_first, 0}); }

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/distributed/rpc/py_rref.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>
+#include <torch/csrc/distributed/rpc/rref_proto.h>
 
 #include <algorithm>
 #include <chrono>
@@ -65,6 +66,16 @@ void fail_own_rref(const rpc::RRefId& id, const std::exception_ptr& error) {
     const auto known = rpc::RRefContext::getInstance().getOwnerRRef(id, /*forceCreated=*/true);
     rpc::fromRRefInterface(known->constValue().toRRef())->setError(error);
   });
+}
+
+c10::intrusive_ptr<rpc::Message> create_failed_rref(const rpc::RRefId& id, const rpc::ForkId& fork, bool is_python,
+                                                    const std::exception_ptr& error) {
+  auto& context = rpc::RRefContext::getInstance();
+  const c10::TypePtr type = is_python ? c10::TypePtr(c10::PyObjectType::get()) : c10::TypePtr(c10::AnyType::get());
+  const auto rref = context.getOrCreateOwnerRRef(id, type);
+  context.addForkOfOwnerIfNotPresent(id, fork);
+  rref->setError(error);
+  return rpc::RemoteRet(id, fork).toMessage();
 }
 
 void limit_own_to_here() {
