@@ -85,9 +85,7 @@ def not_unpickled(data: bytes, error: Exception) -> Any:
     kind, strings, classes = _scanned(data)
     if kind == "PythonUDF":
         text = _text_for_call(_called(strings), error, classes)
-        if isinstance(
-            error, AttributeError
-        ):  # of a missing function or class; torch's type and words
+        if isinstance(error, AttributeError):  # a missing function or class: torch's type and words
             return torch_internals.raising_call(AttributeError(f"{text} {_TORCHS}"))
         return torch_internals.raising_call(RuntimeError(text))
     if kind == "RemoteException":

@@ -82,7 +82,7 @@ def make_folder(torch: Torch, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def _why_foreign(path: Path, top: Path) -> str | None:
-    """Return who else could have written a file below `top`; None if nobody could."""
+    """Return why others could have written a file below `top`; None if they could not."""
     for place in (path, *path.parents):
         found = place.lstat()
         if place.is_relative_to(top):

@@ -121,7 +121,7 @@ def compile_build(torch: Torch, folder: Path, report: Callable[[str], None]) -> 
         _run([tools.cmake, "--build", made, "--target", _TARGET, "--parallel", jobs], report)
         (compiled,) = Path(made).rglob(FILE)
         _run([sys.executable, "-c", _CHECK, str(compiled)], report)
-        compiled.chmod(0o755)  # so that nobody else can write to it
+        compiled.chmod(0o755)  # only its owner can write to it
         return compiled.replace(folder / FILE)
 
 
