@@ -91,6 +91,22 @@ def bytes_changed_by_a_timeout(me: WorkerContext) -> int:
         released.set()
 
 
+def errors_of_late_creations(me: WorkerContext) -> list[str]:
+    """Let two creations time out; return what ``to_here`` raises for each."""
+    errors = []
+    released.clear()
+    for _ in range(2):
+        rref = rpc.remote(me.name, wait_for_release, timeout=0.1)
+        with contextlib.suppress(RuntimeError):
+            rref._get_future().wait()
+        try:
+            rref.to_here(timeout=20)
+        except RuntimeError as error:
+            errors.append(str(error))
+    released.set()
+    return errors
+
+
 # TENSORPIPE does so only with an interceptor in front, such as the recorder, which is off in tests.
 @pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
 def test_to_here_ends_when_the_creation_on_itself_times_out(tmp_path: Path, backend: str) -> None:
@@ -124,3 +140,13 @@ def test_a_timed_out_creation_changes_no_freed_memory(tmp_path: Path, backend: s
         assert workers[0].call(bytes_changed_by_a_timeout) == 0
         workers.run(steps.leave)
         assert workers[0].end() == 0
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX", "TENSORPIPE"])
+def test_each_timed_out_creation_is_an_error_at_once(tmp_path: Path, backend: str) -> None:
+    """Torch marks only the first RRef; to_here() waits for the others."""
+    with Workers(1, seconds=60, env={"RPC_BACKENDS_RECORDER": "on"}) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", backend=backend)
+        for error in workers[0].call(errors_of_late_creations):
+            assert "RRef creation via rpc.remote() timed out" in error
+        workers.run(steps.leave)

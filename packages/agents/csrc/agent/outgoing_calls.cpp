@@ -181,11 +181,14 @@ void OutgoingCalls::fail_call(const Calls::Call& call, const std::string& error)
     agent_.call_log->failed(call.recorded, error);
   }
   const bool is_own = call.peer == agent_.id;
-  if (call.rref && is_own) {
-    FailedRRefs::keep_first_own();
-    fail_own_rref(*call.rref, std::make_exception_ptr(std::runtime_error(error)));
+  bool has_first = false;
+  if (call.rref) {
+    const auto cause = std::make_exception_ptr(std::runtime_error(error));
+    has_first = is_own ? FailedRRefs::note_own(*call.rref, cause) : FailedRRefs::note(*call.rref, cause);
+    if (is_own) {
+      fail_own_rref(*call.rref, cause);
+    }
   }
-  const bool has_first = call.rref && !is_own && FailedRRefs::keep_first(*call.rref, error);
   fail(call.future, error);
   if (call.rref && !is_own && rpc::getRPCErrorType(*call.future) == rpc::RPCErrorType::UNKNOWN_ERROR) {
     failed_rrefs_.add(*call.rref, has_first);

@@ -180,14 +180,16 @@ FuturePtr with_class_learnt(const RRefId& rref, const FuturePtr& answer) {
   });
 }
 
-// Returns a future that gets an error only when the RRef that the call creates on this worker has the error.
-FuturePtr with_own_rref_failed(const rpc::RRefId& rref, const FuturePtr& answer) {
-  return completed_after(answer, [rref](JitFuture& done) {
-    if (done.hasError()) {
-      FailedRRefs::keep_first_own();
-      fail_own_rref(rref, done.exception_ptr());
+// Returns a future that gets an error only when the RRef that the call creates has the error.
+FuturePtr with_rref_failed(const CreatedRRef& created, bool is_own, const FuturePtr& answer) {
+  return completed_after(answer, [created, is_own](JitFuture& done) {
+    if (done.hasError() && is_own) {
+      FailedRRefs::note_own(created.id, done.exception_ptr());
+      fail_own_rref(created.id, done.exception_ptr());
+    } else if (done.hasError()) {
+      FailedRRefs::note(created.fork, done.exception_ptr());
     }
-    return rref;
+    return created;
   });
 }
 
@@ -254,8 +256,8 @@ c10::intrusive_ptr<rpc::JitFuture> InterceptingAgent::send(const WorkerInfo& to,
   if (!transport_agent_) {
     answer = with_callee_named(to.name_, answer);
   }
-  if (created && to.id_ == workerInfo_.id_) {
-    answer = with_own_rref_failed(created->id, answer);
+  if (created) {
+    answer = with_rref_failed(*created, to.id_ == workerInfo_.id_, answer);
   }
   return asked ? with_class_learnt(*asked, answer) : answer;
 }

@@ -4,7 +4,7 @@
 #include <torch/csrc/distributed/rpc/utils.h>
 
 #include <atomic>
-#include <exception>
+#include <mutex>
 #include <stdexcept>
 
 #include "base/log.h"
@@ -17,10 +17,34 @@ namespace rpc = torch::distributed::rpc;
 namespace {
 
 // Of this process, like what torch keeps.
+std::mutex first_mutex;
 std::atomic<bool> has_first{false};
 
 // Any error but a timeout.
-constexpr const char* kUnknownError = "rpc.remote() has failed";
+std::exception_ptr unknown_error() { return std::make_exception_ptr(std::runtime_error("rpc.remote() has failed")); }
+
+// torch lets only subclasses mark an RRef as timed out.
+struct MarkedRRef : rpc::RRef {
+  static void mark(rpc::RRef& rref) { rref.*(&MarkedRRef::timedOut_) = true; }
+};
+
+void note_failure(const c10::intrusive_ptr<rpc::RRef>& rref, const std::exception_ptr& error) {
+  const auto future = c10::make_intrusive<rpc::JitFuture>(c10::AnyClassType::get());
+  future->setError(error);
+  const auto type = rpc::getRPCErrorType(*future);
+  {
+    const std::lock_guard<std::mutex> lock(first_mutex);
+    if (!has_first) {
+      (void)c10::intrusive_ptr<rpc::RRef>(rref).release();  // never deleted
+      // The first call makes torch keep the address. It throws the error, unless that is a timeout.
+      (void)error_in([&] { rref->handleError(type, *future); });
+      has_first = true;
+    }
+  }
+  if (type != rpc::RPCErrorType::UNKNOWN_ERROR) {
+    MarkedRRef::mark(*rref);
+  }
+}
 
 class WithGil {
  public:
@@ -35,31 +59,18 @@ class WithGil {
 
 }  // namespace
 
-void FailedRRefs::keep(const ForkId& id, const std::string& error) {
-  rpc::RRef* const rref = rpc::RRefContext::getInstance().getPendingUser(id).release();  // never deleted
-  const auto future = c10::make_intrusive<rpc::JitFuture>(c10::AnyClassType::get());
-  future->setError(std::make_exception_ptr(std::runtime_error(error)));
-  // The first call makes torch keep the address. It throws the error, unless that is a timeout.
-  (void)error_in([&] { rref->handleError(rpc::getRPCErrorType(*future), *future); });
-  has_first = true;
-}
-
-bool FailedRRefs::keep_first(const ForkId& id, const std::string& error) {
+bool FailedRRefs::note(const ForkId& id, const std::exception_ptr& error) {
   // torch throws if it does not know the RRef, or not yet.
-  return has_first || !error_in([&] { keep(id, error); });
+  (void)error_in([&] { note_failure(rpc::RRefContext::getInstance().getPendingUser(id), error); });
+  return has_first;
 }
 
-void FailedRRefs::keep_first_own() {
-  if (has_first) {
-    return;
-  }
-  has_first = !error_in([] {
-    auto rref = rpc::RRefContext::getInstance().createOwnerRRef(c10::AnyType::get());
-    const auto future = c10::make_intrusive<rpc::JitFuture>(c10::AnyClassType::get());
-    future->setError(std::make_exception_ptr(std::runtime_error(kUnknownError)));
-    (void)error_in([&] { rref->handleError(rpc::RPCErrorType::UNKNOWN_ERROR, *future); });
-    (void)rref.release();  // never deleted
+bool FailedRRefs::note_own(const rpc::RRefId& id, const std::exception_ptr& error) {
+  (void)error_in([&] {
+    const auto known = rpc::RRefContext::getInstance().getOwnerRRef(id, /*forceCreated=*/true);
+    note_failure(rpc::fromRRefInterface(known->constValue().toRRef()), error);
   });
+  return has_first;
 }
 
 void FailedRRefs::add(const Failed& failed) {
@@ -90,7 +101,7 @@ void FailedRRefs::release() {
     const WithGil gil;
     const auto error = error_in([&] {
       if (each.may_be_first) {
-        keep(each.id, kUnknownError);
+        note_failure(rpc::RRefContext::getInstance().getPendingUser(each.id), unknown_error());
       }
       rpc::RRefContext::getInstance().delPendingUser(each.id);
     });

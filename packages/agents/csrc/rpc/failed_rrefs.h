@@ -8,8 +8,8 @@
 
 #include <chrono>
 #include <deque>
+#include <exception>
 #include <mutex>
-#include <string>
 
 namespace rpc_backends {
 
@@ -17,17 +17,16 @@ class FailedRRefs {
  public:
   using ForkId = torch::distributed::rpc::ForkId;
 
-  // The first RRef of this process with an error must live for ever: torch keeps its address, and writes to it whenever
-  // another RRef times out. Call this before the future of a call gets its error. Returns whether there is such an RRef
-  // now: this one, or an earlier one.
-  static bool keep_first(const ForkId& id, const std::string& error);
+  // The first RRef of this process with an error must live for ever: torch keeps its address, and when another RRef
+  // times out, it marks this one instead. So this keeps the first, and marks each that has timed out. Call it before the
+  // future of a call gets its error. It returns whether there is a first RRef now. It throws nothing.
+  static bool note(const ForkId& id, const std::exception_ptr& error);
 
-  // The same for an RRef that rpc.remote() creates on its own caller: unless there is an earlier one, an RRef that no
-  // program has takes its place.
-  static void keep_first_own();
+  // The same for an RRef that rpc.remote() creates on its own caller.
+  static bool note_own(const torch::distributed::rpc::RRefId& id, const std::exception_ptr& error);
 
   // Call it when the future of the call has its error. The caller may not have got the RRef from torch yet.
-  // `has_first`: what keep_first() has returned.
+  // `has_first`: what note() has returned.
   void add(const ForkId& id, bool has_first) { add({id, !has_first, 0}); }
 
   // Whether release() has something to do, and whether add() was called long enough ago.
@@ -49,7 +48,6 @@ class FailedRRefs {
   static constexpr std::chrono::milliseconds kWait{50};
   static constexpr int kMostAttempts = 20;
 
-  static void keep(const ForkId& id, const std::string& error);
   void add(const Failed& failed);
 
   mutable std::mutex mutex_;
