@@ -10,8 +10,11 @@ from torch.distributed.rpc import rref_proxy
 from rpc_backends_core import _tracebacks
 from rpc_backends_core._bridge import results, torch_internals
 
-#: What pybind11 appends to the text of an error: frames of torch's RPC, and of the core.
-_FRAMES = re.compile(r"\n+At:\n(?:  [^\n]+\(\d+\): _handle_exception\n)+\Z")
+#: What pybind11 appends to the text of an error: frames of torch's RPC and of the core, and those of
+#: the program if the answer was there before the call had returned.
+_FRAMES = re.compile(
+    r"\n+At:\n  [^\n]+\(\d+\): _handle_exception\n(?:  [^\n]+\(\d+\): [^\n]+\n)*\Z"
+)
 
 
 def limited(timeout: Any) -> Any:

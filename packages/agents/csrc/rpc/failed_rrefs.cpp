@@ -21,7 +21,9 @@ std::mutex first_mutex;
 std::atomic<bool> has_first{false};
 
 // Any error but a timeout.
-std::exception_ptr unknown_error() { return std::make_exception_ptr(std::runtime_error("rpc.remote() has failed")); }
+std::exception_ptr unknown_error() {
+  return std::make_exception_ptr(std::runtime_error("rpc.remote() has failed"));
+}
 
 // torch lets only subclasses mark an RRef as timed out.
 struct MarkedRRef : rpc::RRef {
