@@ -18,8 +18,8 @@ class FailedRRefs {
   using ForkId = torch::distributed::rpc::ForkId;
 
   // The first RRef of this process with an error must live for ever: torch keeps its address, and when another RRef
-  // times out, it marks this one instead. So this keeps the first, and marks each that has timed out. Call it before the
-  // future of a call gets its error. It returns whether there is a first RRef now. It throws nothing.
+  // times out, it marks this one instead. So this keeps the first, and marks each that has timed out. Call it before
+  // the future of a call gets its error. It returns whether there is a first RRef now. It throws nothing.
   static bool note(const ForkId& id, const std::exception_ptr& error);
 
   // The same for an RRef that rpc.remote() creates on its own caller.
