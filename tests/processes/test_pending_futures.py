@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 #: Futures and calls that stay alive until their process ends.
 kept: list[Any] = []
+#: Set when this worker has probably begun to leave.
+leaving = threading.Event()
 #: Set when this worker runs :func:`answer_soon`.
 asked = threading.Event()
 
@@ -27,6 +29,13 @@ def wait_forever() -> torch.futures.Future[int]:
     future: torch.futures.Future[int] = torch.futures.Future()
     kept.append(future)
     return future
+
+
+@rpc.functions.async_execution
+def wait_forever_later() -> torch.futures.Future[int]:
+    """Do the same, but only when this worker has probably begun to leave."""
+    assert leaving.wait(60)
+    return wait_forever()
 
 
 @rpc.functions.async_execution
@@ -48,6 +57,18 @@ def time_out(me: WorkerContext, *names: str) -> None:
     for name in names:
         with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
             rpc.rpc_sync(name, wait_forever, timeout=0.2)
+
+
+def time_out_early(me: WorkerContext) -> None:
+    """Make a call whose function has not returned its future when the call times out."""
+    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+        rpc.rpc_sync("worker1", wait_forever_later, timeout=0.2)
+
+
+def leave_before_future(me: WorkerContext) -> None:
+    """Leave; the function that is running returns its future a little later."""
+    threading.Timer(0.5, leaving.set).start()
+    rpc.shutdown(timeout=600)
 
 
 def call_soon(me: WorkerContext) -> None:
@@ -85,6 +106,17 @@ def test_leaving_a_group_does_not_wait_for_callers_that_have_timed_out(
         workers[0].call(time_out, "worker1")
         # Longer than the whole test may take: the end of this wait would be a failure.
         workers[1].call(steps.leave, timeout=600)
+        workers[0].call(steps.leave)
+
+
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+def test_leaving_a_group_does_not_wait_for_a_future_that_comes_later(
+    tmp_path: Path, backend: str
+) -> None:
+    with Workers(2, seconds=30) as workers:
+        workers.run(steps.join_dynamic, f"file://{tmp_path}/store", backend=backend)
+        workers[0].call(time_out_early)
+        workers[1].call(leave_before_future)
         workers[0].call(steps.leave)
 
 

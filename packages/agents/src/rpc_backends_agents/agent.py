@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
@@ -239,37 +238,52 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
             )
         self.presence.close()
         finished = threading.Event()
-        for caller in self.callers_of_futures():
-            self._ask_caller(caller, finished)
+        members = dict(self.members)  # leaving forgets them
+        asking = threading.Thread(target=self._ask_callers, args=(members, finished), daemon=True)
+        asking.start()
         self.roster.leave()
         try:
             self.finish(timeout or _SERVING_TIMEOUT)
         finally:
             finished.set()
 
-    def _ask_caller(self, caller: int, finished: threading.Event) -> None:
+    def _ask_callers(self, members: dict[int, WorkerInfo], finished: threading.Event) -> None:
+        """Ask each caller of a function that has returned a future, or returns one until ``finished``."""
+        asked: set[int] = set()
+        while not finished.is_set():
+            for caller in set(self.callers_of_futures()) - asked:
+                asked.add(caller)
+                if caller in members:
+                    self._ask_caller(members[caller], finished)
+            finished.wait(_ASK_AGAIN)
+
+    def _ask_caller(self, caller: WorkerInfo, finished: threading.Event) -> None:
         """Find out whether a caller has given up its calls to functions that have returned futures."""
-        info = self.members.get(caller)
-        if info is None or finished.is_set():
+        if finished.is_set():
             return
         me = _C.TransportAgent.get_worker_info(self)
-        to = worker_info(info.name, caller, caller)
-        with contextlib.suppress(RuntimeError):  # then the caller counts as waiting
+        to = worker_info(caller.name, caller.id, caller.id)
+        try:
             answer = rpc.rpc_async(to, has_calls_to, (me.id,), timeout=_SERVING_TIMEOUT)
-            answer.add_done_callback(
-                functools.partial(self._take_answer, caller, info.name, finished)
-            )
+        except RuntimeError:  # the caller counts as waiting
+            self._ask_again(caller, finished)
+        else:
+            answer.add_done_callback(functools.partial(self._take_answer, caller, finished))
 
     def _take_answer(
-        self, caller: int, name: str, finished: threading.Event, answer: torch.futures.Future[bool]
+        self, caller: WorkerInfo, finished: threading.Event, answer: torch.futures.Future[bool]
     ) -> None:
         try:
             waits = answer.value()
         except RuntimeError as error:
-            waits = not is_unreachable(name, error)
+            waits = not is_unreachable(caller.name, error)
         if not waits:
-            self.note_not_waiting(caller)
-        elif not finished.is_set():  # another call of it may have been answered since
+            self.note_not_waiting(caller.id)
+        else:  # another call of it may have been answered since
+            self._ask_again(caller, finished)
+
+    def _ask_again(self, caller: WorkerInfo, finished: threading.Event) -> None:
+        if not finished.is_set():
             again = threading.Timer(_ASK_AGAIN, self._ask_caller, (caller, finished))
             again.daemon = True
             again.start()
