@@ -238,6 +238,8 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
             )
         self.presence.close()
         finished = threading.Event()
+        if not self.roster.trouble:
+            self.refresh()  # a caller may have joined since this worker read the member list
         members = dict(self.members)  # leaving forgets them
         asking = threading.Thread(target=self._ask_callers, args=(members, finished), daemon=True)
         asking.start()
