@@ -238,7 +238,8 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
             )
         self.presence.close()
         finished = threading.Event()
-        if not self.roster.trouble:
+        serves = int(self.get_metrics()["agent.server_active_calls"]) > 0
+        if serves and not self.roster.trouble:
             self.refresh()  # a caller may have joined since this worker read the member list
         members = dict(self.members)  # leaving forgets them
         asking = threading.Thread(target=self._ask_callers, args=(members, finished), daemon=True)
