@@ -147,6 +147,7 @@ def test_each_timed_out_creation_is_an_error_at_once(tmp_path: Path, backend: st
     """Torch marks only the first RRef; to_here() waits for the others."""
     with Workers(1, seconds=60, env={"RPC_BACKENDS_RECORDER": "on"}) as workers:
         workers.run(steps.join, f"file://{tmp_path}/store", backend=backend)
-        for error in workers[0].call(errors_of_late_creations):
-            assert "RRef creation via rpc.remote() timed out" in error
+        first, second = workers[0].call(errors_of_late_creations)
+        assert "RRef creation via rpc.remote() timed out" in first
+        assert "RRef creation via rpc.remote() timed out" in second
         workers.run(steps.leave)

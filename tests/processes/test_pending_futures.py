@@ -52,23 +52,16 @@ def wait_until_asked(me: WorkerContext) -> None:
     assert asked.wait(60)
 
 
-def time_out(me: WorkerContext, *names: str) -> None:
+def time_out(me: WorkerContext, *names: str, function: Any = wait_forever) -> None:
     """Make a call to each worker whose future never gets a value."""
     for name in names:
         with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
-            rpc.rpc_sync(name, wait_forever, timeout=0.2)
+            rpc.rpc_sync(name, function, timeout=0.2)
 
 
-def time_out_early(me: WorkerContext) -> None:
-    """Make a call whose function has not returned its future when the call times out."""
-    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
-        rpc.rpc_sync("worker1", wait_forever_later, timeout=0.2)
-
-
-def leave_before_future(me: WorkerContext) -> None:
-    """Leave; the function that is running returns its future a little later."""
+def return_soon(me: WorkerContext) -> None:
+    """Let the running function return its future when this worker has probably begun to leave."""
     threading.Timer(0.5, leaving.set).start()
-    rpc.shutdown(timeout=600)
 
 
 def call_soon(me: WorkerContext) -> None:
@@ -115,8 +108,9 @@ def test_leaving_a_group_does_not_wait_for_a_future_that_comes_later(
 ) -> None:
     with Workers(2, seconds=30) as workers:
         workers.run(steps.join_dynamic, f"file://{tmp_path}/store", backend=backend)
-        workers[0].call(time_out_early)
-        workers[1].call(leave_before_future)
+        workers[0].call(time_out, "worker1", function=wait_forever_later)
+        workers[1].call(return_soon)
+        workers[1].call(steps.leave, timeout=600)
         workers[0].call(steps.leave)
 
 
