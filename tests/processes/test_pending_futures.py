@@ -52,11 +52,11 @@ def wait_until_asked(me: WorkerContext) -> None:
     assert asked.wait(60)
 
 
-def time_out(me: WorkerContext, *names: str, function: Any = wait_forever) -> None:
+def time_out(me: WorkerContext, *names: str, called: Any = wait_forever) -> None:
     """Make a call to each worker whose future never gets a value."""
     for name in names:
         with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
-            rpc.rpc_sync(name, function, timeout=0.2)
+            rpc.rpc_sync(name, called, timeout=0.2)
 
 
 def return_soon(me: WorkerContext) -> None:
@@ -108,7 +108,7 @@ def test_leaving_a_group_does_not_wait_for_a_future_that_comes_later(
 ) -> None:
     with Workers(2, seconds=30) as workers:
         workers.run(steps.join_dynamic, f"file://{tmp_path}/store", backend=backend)
-        workers[0].call(time_out, "worker1", function=wait_forever_later)
+        workers[0].call(time_out, "worker1", called=wait_forever_later)
         workers[1].call(return_soon)
         workers[1].call(steps.leave, timeout=600)
         workers[0].call(steps.leave)
