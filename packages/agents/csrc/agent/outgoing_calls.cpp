@@ -184,9 +184,10 @@ void OutgoingCalls::fail_call(const Calls::Call& call, const std::string& error)
   bool has_first = false;
   if (call.rref) {
     const auto cause = std::make_exception_ptr(std::runtime_error(error));
-    has_first = is_own ? FailedRRefs::note_own(*call.rref, cause) : FailedRRefs::note(*call.rref, cause);
     if (is_own) {
       fail_own_rref(*call.rref, cause);
+    } else {
+      has_first = FailedRRefs::note(*call.rref, cause);
     }
   }
   fail(call.future, error);

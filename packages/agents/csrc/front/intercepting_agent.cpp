@@ -184,7 +184,6 @@ FuturePtr with_class_learnt(const RRefId& rref, const FuturePtr& answer) {
 FuturePtr with_rref_failed(const CreatedRRef& created, bool is_own, const FuturePtr& answer) {
   return completed_after(answer, [created, is_own](JitFuture& done) {
     if (done.hasError() && is_own) {
-      FailedRRefs::note_own(created.id, done.exception_ptr());
       fail_own_rref(created.id, done.exception_ptr());
     } else if (done.hasError()) {
       FailedRRefs::note(created.fork, done.exception_ptr());

@@ -30,7 +30,20 @@ struct MarkedRRef : rpc::RRef {
   static void mark(rpc::RRef& rref) { rref.*(&MarkedRRef::timedOut_) = true; }
 };
 
-void note_failure(const c10::intrusive_ptr<rpc::RRef>& rref, const std::exception_ptr& error) {
+class WithGil {
+ public:
+  WithGil() : state_(PyGILState_Ensure()) {}
+  ~WithGil() { PyGILState_Release(state_); }
+  WithGil(const WithGil&) = delete;
+  WithGil& operator=(const WithGil&) = delete;
+
+ private:
+  const PyGILState_STATE state_;
+};
+
+}  // namespace
+
+void FailedRRefs::note(const c10::intrusive_ptr<rpc::RRef>& rref, const std::exception_ptr& error) {
   const auto future = c10::make_intrusive<rpc::JitFuture>(c10::AnyClassType::get());
   future->setError(error);
   const auto type = rpc::getRPCErrorType(*future);
@@ -48,30 +61,9 @@ void note_failure(const c10::intrusive_ptr<rpc::RRef>& rref, const std::exceptio
   }
 }
 
-class WithGil {
- public:
-  WithGil() : state_(PyGILState_Ensure()) {}
-  ~WithGil() { PyGILState_Release(state_); }
-  WithGil(const WithGil&) = delete;
-  WithGil& operator=(const WithGil&) = delete;
-
- private:
-  const PyGILState_STATE state_;
-};
-
-}  // namespace
-
 bool FailedRRefs::note(const ForkId& id, const std::exception_ptr& error) {
   // torch throws if it does not know the RRef, or not yet.
-  (void)error_in([&] { note_failure(rpc::RRefContext::getInstance().getPendingUser(id), error); });
-  return has_first;
-}
-
-bool FailedRRefs::note_own(const rpc::RRefId& id, const std::exception_ptr& error) {
-  (void)error_in([&] {
-    const auto known = rpc::RRefContext::getInstance().getOwnerRRef(id, /*forceCreated=*/true);
-    note_failure(rpc::fromRRefInterface(known->constValue().toRRef()), error);
-  });
+  (void)error_in([&] { note(rpc::RRefContext::getInstance().getPendingUser(id), error); });
   return has_first;
 }
 
@@ -103,7 +95,7 @@ void FailedRRefs::release() {
     const WithGil gil;
     const auto error = error_in([&] {
       if (each.may_be_first) {
-        note_failure(rpc::RRefContext::getInstance().getPendingUser(each.id), unknown_error());
+        note(rpc::RRefContext::getInstance().getPendingUser(each.id), unknown_error());
       }
       rpc::RRefContext::getInstance().delPendingUser(each.id);
     });

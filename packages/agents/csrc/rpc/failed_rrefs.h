@@ -4,6 +4,7 @@
 // which therefore can neither reuse nor return that memory.
 #pragma once
 
+#include <torch/csrc/distributed/rpc/rref_impl.h>
 #include <torch/csrc/distributed/rpc/types.h>
 
 #include <chrono>
@@ -19,11 +20,10 @@ class FailedRRefs {
 
   // The first RRef of this process with an error must live for ever: torch keeps its address, and when another RRef
   // times out, it marks this one instead. So this keeps the first, and marks each that has timed out. Call it before
-  // the future of a call gets its error. It returns whether there is a first RRef now. It throws nothing.
+  // the future of a call gets its error. With an id it returns whether there is a first RRef now, and throws nothing.
   static bool note(const ForkId& id, const std::exception_ptr& error);
 
-  // The same for an RRef that rpc.remote() creates on its own caller.
-  static bool note_own(const torch::distributed::rpc::RRefId& id, const std::exception_ptr& error);
+  static void note(const c10::intrusive_ptr<torch::distributed::rpc::RRef>& rref, const std::exception_ptr& error);
 
   // Call it when the future of the call has its error. The caller may not have got the RRef from torch yet.
   // `has_first`: what note() has returned.

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/log.h"
+#include "rpc/failed_rrefs.h"
 #include "rpc/futures.h"
 
 namespace py = pybind11;
@@ -64,7 +65,9 @@ void fail_own_rref(const rpc::RRefId& id, const std::exception_ptr& error) {
   // torch throws if it does not know the RRef any more; then no caller waits for it.
   (void)error_in([&] {
     const auto known = rpc::RRefContext::getInstance().getOwnerRRef(id, /*forceCreated=*/true);
-    rpc::fromRRefInterface(known->constValue().toRRef())->setError(error);
+    const auto rref = rpc::fromRRefInterface(known->constValue().toRRef());
+    FailedRRefs::note(rref, error);
+    rref->setError(error);
   });
 }
 
