@@ -103,7 +103,7 @@ def test_the_current_backend_is_named_with_its_surroundings(url: str, backend: s
     assert found.in_front == ("recorder",)
     assert "rpc-backends-inspect" in found.hooks
     assert found.address
-    assert found.encryption == ("CURVE" if backend == "ZEROMQ" else "none")
+    assert found.encryption == ("TLS 1.3" if backend == "ZEROMQ" else "none")
     assert messages == [
         f"RPC worker 'worker0' (rank 0) runs on {backend} ({found.distribution} {found.version}); "
         f"address: {found.address}; encryption: {found.encryption}; in front: recorder; "

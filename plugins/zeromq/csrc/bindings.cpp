@@ -4,7 +4,9 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <cstring>
 
+#include "keys.h"
 #include "rpc_backends_agents/python.h"
 #include "zeromq_transport.h"
 
@@ -16,45 +18,20 @@ namespace {
 
 using PythonTransport = ClosedAtExit<ZeroMQTransport>;
 
-// The files that may contain libzmq: pyzmq's extensions, which load libzmq or include it. They are searched in
-// pyzmq's folder, because importing pyzmq takes longer than starting a transport.
-std::vector<std::string> extensions_of_pyzmq() {
-  std::vector<std::string> files;
-  const py::object spec = py::module_::import("importlib.util").attr("find_spec")("zmq");
-  if (spec.is_none() || spec.attr("submodule_search_locations").is_none()) {
-    throw py::import_error("No module named 'zmq': pyzmq is not installed");
-  }
-  const py::object path = py::module_::import("pathlib").attr("Path");
-  for (const py::handle folder : spec.attr("submodule_search_locations")) {
-    const py::object found = path(folder).attr("rglob")("*.so");
-    for (const py::handle file : found) {
-      files.push_back(py::str(file).cast<std::string>());
-    }
-  }
-  return files;
-}
-
 // Makes the key pair of one session: public and secret.
-py::tuple make_keys() {
-  load_library(extensions_of_pyzmq());
-  char public_key[kKeySize + 1], secret_key[kKeySize + 1];
-  if (zmq().curve_keypair(public_key, secret_key) != 0) {
-    throw TransportError("libzmq " + zmq().version_text() +
-                         ", which is in pyzmq, was built without encryption (CURVE). Install pyzmq from a wheel, "
-                         "or run without encryption.");
-  }
-  return py::make_tuple(py::bytes(public_key, kKeySize), py::bytes(secret_key, kKeySize));
+py::tuple make_key_pair() {
+  const auto [public_key, secret_key] = make_keys();
+  return py::make_tuple(py::bytes(public_key), py::bytes(secret_key));
 }
 
 std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key,
                                       const std::optional<py::bytes>& secret_key, uint64_t max_message,
                                       double heartbeat, double heartbeat_timeout, double handshake_timeout,
-                                      int io_threads, bool wants_proofs, const py::object& on_unknown_key,
+                                      bool wants_proofs, const py::object& on_unknown_key,
                                       const py::object& on_refused) {
   if (public_key.has_value() != secret_key.has_value()) {
     throw TransportError("give both public_key and secret_key, or neither");
   }
-  load_library(extensions_of_pyzmq());
   Settings settings;
   if (public_key) {
     settings.public_key = *public_key;
@@ -64,7 +41,6 @@ std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key
   settings.heartbeat = heartbeat;
   settings.heartbeat_timeout = heartbeat_timeout;
   settings.handshake_timeout = handshake_timeout;
-  settings.io_threads = io_threads;
   settings.wants_proofs = wants_proofs;
   return std::make_shared<PythonTransport>(settings, unknown_key_callback(on_unknown_key),
                                            refused_callback(on_refused));
@@ -103,8 +79,7 @@ PYBIND11_MODULE(_native, module) {
 
   bind_transport<ZeroMQTransport>(module)
       .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("max_message"),
-           py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"), py::arg("io_threads") = 1,
-           py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
+           py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"), py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
       .def("bind", &PythonTransport::bind, py::arg("endpoints"), release())
       .def("start", &PythonTransport::start, py::arg("self_id"), release())
       .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none(),
@@ -116,9 +91,9 @@ PYBIND11_MODULE(_native, module) {
       std::rethrow_exception(error);
     } catch (const BindError& failure) {
       errno = failure.number;
-      const py::tuple arguments = py::make_tuple(failure.number, text_of(failure.number), failure.endpoint);
+      const py::tuple arguments = py::make_tuple(failure.number, std::strerror(failure.number), failure.endpoint);
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });
-  module.def("make_keys", &make_keys);
+  module.def("make_keys", &make_key_pair);
 }

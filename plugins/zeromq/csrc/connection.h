@@ -5,56 +5,96 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "endpoint.h"
-#include "inbox.h"
+#include "greeting.h"
+#include "stream.h"
 
 namespace rpc_backends::zeromq {
 
-class Connection {
+class Connection final : public std::enable_shared_from_this<Connection> {
  public:
   // Receives the connection's events, on the event loop's thread.
-  struct Listener {
-    virtual ~Listener() = default;
+  struct Owner {
+    virtual ~Owner() = default;
     virtual void on_up(const std::shared_ptr<Connection>& connection) = 0;
     // No more data arrives on the connection.
     virtual void on_end(const std::shared_ptr<Connection>& connection, const std::string& reason) = 0;
   };
 
-  Connection(Listener& listener, int peer, Endpoint endpoint)
-      : listener_(listener), peer_(peer), endpoint_(std::move(endpoint)) {}
+  Connection(const Stream::Services& services, Owner& owner, int peer, Endpoint endpoint)
+      : services_(services), owner_(owner), peer_(peer), endpoint_(std::move(endpoint)) {}
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
-  virtual ~Connection() = default;
+  ~Connection();
+
+  // Starts to connect, as worker `self`. Throws TransportError if no socket can be made.
+  void open(const Credentials& credentials, int self);
 
   // Returns false if the connection has ended. Throws TransportError if the message is too large.
-  virtual bool send(Parts parts) = 0;
+  bool send(Parts parts);
 
-  // Waits until the handshake has ended, if messages are queued behind it; at most until `deadline`.
-  virtual void wait_until_open(Clock::time_point /*deadline*/) {}
+  // Waits, at most until `deadline`, until no message is queued, or none will be sent.
+  void wait_until_sent(Clock::time_point deadline);
 
-  // Reads what has arrived, and closes. Queued messages have `linger` seconds to be sent.
-  virtual void close(double linger) = 0;
+  // Reads what has arrived, and closes. Queued messages are sent until `deadline`.
+  void close(Clock::time_point deadline);
 
-  // Ends the connection because of data that arrived on it, and notifies the listener.
-  virtual void end(const std::string& reason) = 0;
+  // Ends the connection because of data that arrived on it, and notifies the owner.
+  void end(const std::string& reason);
 
   int peer() const { return peer_; }
   const Endpoint& endpoint() const { return endpoint_; }
 
   Clock::time_point up_since() const { return up_since_; }
 
- protected:
-  Listener& listener_;
+ private:
+  std::unique_ptr<Channel> make_channel(const Credentials& credentials);
+  void connect();
+  void on_connecting();
+  void on_connected();
+  void shake_hands();
+  void greet();
+  void on_answer();
+  void on_up();
+  void on_late_connect();
+  void on_late_handshake();
+  void on_tick();
+  void on_stream_end(const std::string& reason);
+  void find_out_why();
+  void on_probe(const std::shared_ptr<Fd>& probe, bool done);
+  void later(double seconds, void (Connection::*task)());
+  void watch(uint32_t events, void (Connection::*task)());
+  void unwatch();
+  void report_end(const std::string& reason);
+  void report_failure(const std::string& why);
+  std::string why_it_did_not_connect(int error) const;
+  std::string why_it_ended(int error) const;
+
+  const Stream::Services services_;
+  Owner& owner_;
   const int peer_;
   const Endpoint endpoint_;
+  std::shared_ptr<Stream> stream_;
+  Channel* channel_ = nullptr;  // of `stream_`
+  TlsChannel* tls_ = nullptr;   // the same, if it encrypts
+  std::string expected_;        // the answer that the peer must give
+  Greeting greeting_{};
 
-  // Used only on the event loop's thread.
+  // Used only on the event loop's thread once the connection is open.
+  Clock::time_point opened_;
   Clock::time_point up_since_;
+  bool connected_ = false;
   bool ended_ = false;
+  std::string answer_;
+  uint64_t probe_ = 0;  // the watch of a running probe, or 0
+
+  std::atomic<uint64_t> watch_{0};
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace rpc_backends::zeromq

@@ -2,7 +2,10 @@
 
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -13,6 +16,11 @@
 namespace rpc_backends::zeromq {
 
 namespace {
+
+// Backlog for accept(): all workers of a group may connect at once.
+constexpr int kBacklog = 1024;
+// Bytes that the buffer of a Unix socket takes: a message of 1 MiB is sent without the writer thread.
+constexpr int kInUnixSocket = 1 << 20;
 
 constexpr const char* kTcp = "tcp://";
 constexpr const char* kIpc = "ipc://";
@@ -25,6 +33,30 @@ bool take_prefix(const std::string& text, const std::string& prefix, std::string
   return true;
 }
 
+constexpr int kSocket = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+
+// Returns the size of the address, or 0 if the text is none.
+socklen_t parse_address(const std::string& host, const std::string& port, bool is_ipv6, sockaddr_storage& address) {
+  addrinfo hints{};
+  hints.ai_family = is_ipv6 ? AF_INET6 : AF_INET;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &list) != 0) {
+    return 0;
+  }
+  const socklen_t size = list->ai_addrlen;
+  std::memcpy(&address, list->ai_addr, size);
+  freeaddrinfo(list);
+  return size;
+}
+
+std::string host_text(const sockaddr_storage& address, socklen_t size) {
+  char host[NI_MAXHOST] = "";
+  getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
+  return host;
+}
+
 bool is_port(const std::string& text) {
   return !text.empty() && text.size() <= 5 && text.find_first_not_of("0123456789") == std::string::npos &&
          std::stoi(text) > 0 && std::stoi(text) <= 65535;
@@ -34,7 +66,7 @@ bool is_port(const std::string& text) {
 
 Endpoint::Endpoint(const std::string& text) : text_(text) {
   std::string rest;
-  // libzmq would stop at a NUL and use only the text before it.
+  // System calls would stop at a NUL and use only the text before it.
   if (text.find('\0') == std::string::npos) {
     if (take_prefix(text, kTcp, rest)) {
       parse_tcp(rest);
@@ -64,16 +96,7 @@ void Endpoint::parse_tcp(const std::string& rest) {
   if (six ? host.find(':') == std::string::npos : inet_pton(AF_INET, host.c_str(), &four) != 1) {
     return;  // getaddrinfo() also accepts texts that are not addresses
   }
-  addrinfo hints{};
-  hints.ai_family = six ? AF_INET6 : AF_INET;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), rest.c_str() + colon + 1, &hints, &found) == 0) {
-    size_ = found->ai_addrlen;
-    std::memcpy(&address_, found->ai_addr, size_);
-    freeaddrinfo(found);
-  }
+  size_ = parse_address(host, rest.substr(colon + 1), six, address_);
 }
 
 void Endpoint::parse_ipc(const std::string& rest) {
@@ -92,7 +115,7 @@ void Endpoint::parse_ipc(const std::string& rest) {
 }
 
 std::shared_ptr<Fd> Endpoint::probe(int& error) const {
-  const int probe = ::socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  const int probe = ::socket(address_.ss_family, kSocket, 0);
   if (probe == -1) {
     error = errno;
     return nullptr;
@@ -101,5 +124,91 @@ std::shared_ptr<Fd> Endpoint::probe(int& error) const {
   error = ::connect(probe, reinterpret_cast<const sockaddr*>(&address_), size_) == 0 ? 0 : errno;
   return error == EINPROGRESS ? fd : nullptr;
 }
+
+std::unique_ptr<Fd> Endpoint::open_socket() const {
+  auto socket = std::make_unique<Fd>(::socket(address_.ss_family, kSocket, 0));
+  tune(socket->get());
+  return socket;
+}
+
+std::unique_ptr<Fd> Endpoint::listen(const std::string& text, std::string& bound) {
+  std::string rest;
+  sockaddr_storage address{};
+  socklen_t size = 0;
+  const bool is_tcp = take_prefix(text, kTcp, rest);
+  const size_t colon = rest.rfind(':');
+  if (is_tcp && colon != std::string::npos && text.find('\0') == std::string::npos) {
+    std::string host = rest.substr(0, colon);
+    const std::string port = rest.substr(colon + 1);
+    const bool six = host.size() > 2 && host.front() == '[' && host.back() == ']';
+    if (port == "*" || is_port(port)) {
+      size = parse_address(six ? host.substr(1, host.size() - 2) : host, port == "*" ? "0" : port, six, address);
+    }
+  } else if (!is_tcp && take_prefix(text, kIpc, rest)) {
+    const Endpoint endpoint(text);
+    address = endpoint.address_;
+    size = endpoint.size_;
+  }
+  if (size == 0) {
+    throw BindError(EINVAL, text);
+  }
+  const int family = address.ss_family;
+  auto socket = std::make_unique<Fd>(::socket(family, kSocket, 0));
+  const int yes = 1;
+  if (is_tcp) {
+    ::setsockopt(socket->get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  }
+  if (family == AF_INET6) {
+    ::setsockopt(socket->get(), IPPROTO_IPV6, IPV6_V6ONLY, &yes, sizeof yes);
+  }
+  if (::bind(socket->get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+      ::listen(socket->get(), kBacklog) != 0) {
+    throw BindError(errno, text);
+  }
+  bound = text;
+  if (is_tcp) {
+    sockaddr_storage actual{};
+    size = sizeof actual;
+    ::getsockname(socket->get(), reinterpret_cast<sockaddr*>(&actual), &size);
+    const std::string host = host_text(actual, size);
+    const in_port_t port = family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&actual)->sin6_port
+                                              : reinterpret_cast<const sockaddr_in*>(&actual)->sin_port;
+    bound = kTcp + (family == AF_INET6 ? "[" + host + "]" : host) + ":" + std::to_string(ntohs(port));
+  }
+  return socket;
+}
+
+void tune(int fd) {
+  int family = 0;
+  socklen_t size = sizeof family;
+  ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size);
+  const int yes = 1;
+  if (family == AF_UNIX) {
+    // If the system allows less, it uses its own limit.
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kInUnixSocket, sizeof kInUnixSocket);
+  } else {
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  }
+}
+
+std::string other_user(int fd) {
+  ucred other{};
+  socklen_t size = sizeof other;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &size) != 0) {
+    return std::strerror(errno);
+  }
+  return other.uid == ::geteuid() ? ""
+                                  : "process " + std::to_string(other.pid) + " of user " + std::to_string(other.uid) +
+                                        ", but this is user " + std::to_string(::geteuid());
+}
+
+std::string peer_address(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  return ::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 ? host_text(address, size) : "";
+}
+
+BindError::BindError(int error, const std::string& where)
+    : TransportError("cannot listen on " + where + ": " + std::strerror(error)), number(error), endpoint(where) {}
 
 }  // namespace rpc_backends::zeromq

@@ -26,13 +26,13 @@ constexpr size_t kMaxRead = size_t{1} << 20;
 
 }  // namespace
 
-MessageReader::Outcome MessageReader::next(int fd) {
+MessageReader::Outcome MessageReader::next(Channel& channel) {
   Outcome outcome = parse();
   if (outcome != Outcome::kBlocked) {
     return outcome;
   }
   if (!drained_) {
-    outcome = read(fd);
+    outcome = read(channel);
     if (outcome != Outcome::kPart) {
       return outcome;
     }
@@ -45,7 +45,7 @@ MessageReader::Outcome MessageReader::next(int fd) {
 }
 
 // Returns kPart if it read data.
-MessageReader::Outcome MessageReader::read(int fd) {
+MessageReader::Outcome MessageReader::read(Channel& channel) {
   iovec places[kMaxPlaces + 1];
   size_t count = stage_ == Stage::kParts ? list_places(places, kMaxPlaces) : 0;
   // Move the data that parse() has not used to the front.
@@ -57,15 +57,14 @@ MessageReader::Outcome MessageReader::read(int fd) {
   for (size_t i = 0; i < count; ++i) {
     room += places[i].iov_len;
   }
-  ssize_t got = 0;
-  do {
-    got = ::readv(fd, places, static_cast<int>(count));
-  } while (got == -1 && errno == EINTR);
+  const ssize_t got = channel.read(places, static_cast<int>(count));
   if (got == -1 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
     return Outcome::kBlocked;
   }
   if (got <= 0) {
-    text_ = got == 0 ? "" : std::strerror(errno);
+    text_ = got == 0 || errno == ECONNRESET ? ""
+            : errno == EBADMSG               ? "the data that arrived was changed on its way"
+                                             : std::strerror(errno);
     return Outcome::kEnd;
   }
   const auto size = static_cast<size_t>(got);

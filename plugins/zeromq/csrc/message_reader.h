@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "channel.h"
 #include "rpc_backends_agents/transport.h"
 #include "wire.h"
 
@@ -32,8 +33,8 @@ class MessageReader {
     kMalformed,  // text() says what is wrong
   };
 
-  // Reads from `fd`, which must be non-blocking, at most once. Do not call it again after one of the last two outcomes.
-  Outcome next(int fd);
+  // Reads from the channel at most once. Do not call it again after one of the last two outcomes.
+  Outcome next(Channel& channel);
 
   // Bytes that were read so far.
   uint64_t bytes_read() const { return bytes_read_; }
@@ -51,7 +52,7 @@ class MessageReader {
   // Parses the buffer; returns kBlocked if it does not hold enough.
   Outcome parse();
   Outcome parse_buffer();
-  Outcome read(int fd);
+  Outcome read(Channel& channel);
   bool take(void* to, size_t size);
   Outcome begin();
   Outcome begin_message(size_t count);

@@ -56,7 +56,7 @@ void Peers::learn(int peer, const Endpoint& endpoint, const Credentials& credent
     }
   }
   if (old) {
-    old->close(0);
+    old->close(Clock::now());
   }
   if (loss != 0) {
     report_loss(peer, loss);
@@ -81,7 +81,7 @@ void Peers::forget(int peer) {
     peers_.erase(entry);
   }
   if (connection) {
-    connection->close(0);
+    connection->close(Clock::now());
   }
 }
 
@@ -131,7 +131,7 @@ void Peers::hint(int peer) {
   }
 }
 
-void Peers::wait_until_open(Clock::time_point deadline) {
+void Peers::wait_until_sent(Clock::time_point deadline) {
   std::vector<std::shared_ptr<Connection>> connections;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -142,27 +142,21 @@ void Peers::wait_until_open(Clock::time_point deadline) {
     }
   }
   for (const auto& connection : connections) {
-    connection->wait_until_open(deadline);
+    connection->wait_until_sent(deadline);
   }
 }
 
-void Peers::close(double linger) {
+void Peers::close(Clock::time_point deadline) {
   std::unordered_map<int, Peer> peers;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
     peers.swap(peers_);
   }
-  // The TCP connections are closed first: libzmq sends their queued messages later, all at the same time. Each Unix
-  // connection sends its queued messages before the next one is closed, within the remaining time.
-  const auto deadline = Clock::now() + Milliseconds(milliseconds(linger));
-  for (const bool is_unix : {false, true}) {
-    for (auto& [id, peer] : peers) {
-      if (peer.connection && peer.endpoint.is_unix() == is_unix) {
-        const std::chrono::duration<double> left = deadline - Clock::now();
-        // A connection that only attempts to reconnect has no queued messages.
-        peer.connection->close(peer.lost ? 0 : is_unix ? std::max(0.0, left.count()) : linger);
-      }
+  for (auto& [id, peer] : peers) {
+    if (peer.connection) {
+      // A connection that only attempts to reconnect has no queued messages.
+      peer.connection->close(peer.lost ? Clock::now() : deadline);
     }
   }
 }
@@ -170,14 +164,9 @@ void Peers::close(double linger) {
 // --- connections ------------------------------------------------------------------------------------------
 
 std::shared_ptr<Connection> Peers::open_connection(int id, const Peer& peer) {
-  Connection::Listener& listener = *this;
-  if (peer.endpoint.is_unix()) {
-    auto connection = std::make_shared<UnixConnection>(unix_services_, listener, id, peer.endpoint);
-    connection->open(peer.credentials, Route::make(self_));
-    return connection;
-  }
-  auto connection = std::make_shared<TcpConnection>(services_, listener, id, peer.endpoint);
-  connection->open(peer.credentials.public_key, Route::make(self_));
+  Connection::Owner& owner = *this;
+  auto connection = std::make_shared<Connection>(services_, owner, id, peer.endpoint);
+  connection->open(peer.credentials, self_);
   return connection;
 }
 
@@ -214,7 +203,7 @@ void Peers::on_end(const std::shared_ptr<Connection>& connection, const std::str
     }
   }
   // Messages that had arrived come before the loss, because the agent relies on the order of events.
-  connection->close(0);
+  connection->close(Clock::now());
   if (loss != 0) {
     report_loss(connection->peer(), loss);
   }

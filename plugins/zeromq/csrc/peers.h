@@ -10,15 +10,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tcp_connection.h"
-#include "unix_connection.h"
+#include "connection.h"
 
 namespace rpc_backends::zeromq {
 
-class Peers : private Connection::Listener {
+class Peers : private Connection::Owner {
  public:
-  Peers(const TcpConnection::Services& services, const UnixStream::Services& unix_services)
-      : services_(services), unix_services_(unix_services) {}
+  explicit Peers(const Stream::Services& services) : services_(services) {}
 
   // Sets the id under which peers know this worker.
   void start(int self);
@@ -38,11 +36,11 @@ class Peers : private Connection::Listener {
   // A peer may be reachable: if it is lost, a reconnect is attempted soon.
   void hint(int peer);
 
-  // Closes all connections. Queued messages have `linger` seconds to be sent.
-  // Waits for handshakes behind which messages are queued, at most until `deadline`.
-  void wait_until_open(Clock::time_point deadline);
+  // Waits, at most until `deadline`, until no message is queued, also behind a handshake.
+  void wait_until_sent(Clock::time_point deadline);
 
-  void close(double linger);
+  // Closes all connections. Queued messages are sent until `deadline`.
+  void close(Clock::time_point deadline);
 
  private:
   struct Peer {
@@ -67,8 +65,7 @@ class Peers : private Connection::Listener {
   void report_loss(int id, uint64_t loss);
   Clock::duration pause(int failures);
 
-  const TcpConnection::Services services_;
-  const UnixStream::Services unix_services_;
+  const Stream::Services services_;
   mutable std::mutex mutex_;
   int self_ = -1;
   bool closed_ = false;

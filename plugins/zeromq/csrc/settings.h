@@ -6,14 +6,10 @@
 #include <cstdint>
 #include <string>
 
-#include "wire.h"
-
 namespace rpc_backends::zeromq {
 
-inline constexpr size_t kKeySize = 40;  // of a public or secret key in Z85
-
 struct Settings {
-  // Z85; empty for no encryption (mechanism NULL).
+  // Z85; empty for no encryption.
   std::string public_key;
   std::string secret_key;
   // Limit for the parts of one message together, in bytes.
@@ -22,12 +18,10 @@ struct Settings {
   double heartbeat = 0;
   double heartbeat_timeout = 0;
   double handshake_timeout = 0;
-  int io_threads = 1;
   // Whether both sides of a Unix socket must prove which worker they are.
   bool wants_proofs = false;
 
   bool encrypts() const { return !public_key.empty(); }
-  size_t largest_frame() const { return encrypts() ? wire::kLargestFrame : wire::kLargestPlainFrame; }
 };
 
 inline constexpr size_t kProofSize = 32;

@@ -1,22 +1,21 @@
 #include "zeromq_transport.h"
 
+#include <openssl/crypto.h>
+
 #include <algorithm>
 #include <string_view>
 #include <utility>
 
-#include "wire.h"
+#include "keys.h"
 
 namespace rpc_backends::zeromq {
 
 namespace {
 
+// Bytes of a message whose memory is released by the thread that has sent it.
+constexpr size_t kReleasedAtOnce = 4096;
+
 Settings checked(Settings settings) {
-  if (settings.encrypts() && !zmq().has_curve()) {
-    throw TransportError("libzmq " + zmq().version_text() +
-                         ", which pyzmq has loaded, was built without encryption (CURVE). Install pyzmq from a wheel, "
-                         "or run without encryption.");
-  }
-  // libzmq has milliseconds in an int, and the heartbeat's time to live in tenths of seconds in 16 bits.
   constexpr double longest = 6553;
   const bool times = settings.heartbeat >= 0.001 && settings.heartbeat <= settings.heartbeat_timeout &&
                      settings.heartbeat_timeout >= 0.1 && settings.heartbeat_timeout <= longest &&
@@ -30,12 +29,6 @@ Settings checked(Settings settings) {
   if (settings.max_message == 0 || settings.max_message > most) {
     throw TransportError("max_message must be from 1 to 2**61 bytes, not " + std::to_string(settings.max_message));
   }
-  if (settings.io_threads < 1) {
-    throw TransportError("io_threads must be 1 or more");
-  }
-  if (settings.encrypts() && (settings.public_key.size() != kKeySize || settings.secret_key.size() != kKeySize)) {
-    throw TransportError("a key must be 40 characters of Z85");
-  }
   return settings;
 }
 
@@ -48,22 +41,11 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
       : settings(std::move(with)),
         counters(std::move(counts)),
         callback_thread("rpc-zmq-calls", std::move(on_unknown_key), std::move(on_refused)),
-        context(settings->io_threads),
-        zap(context, event_loop, callback_thread, directory, *counters, settings->encrypts()),
-        unix_services{*settings, inbox, event_loop, writer, releaser, *counters},
-        peers(TcpConnection::Services{*settings, context, inbox, event_loop, releaser, *counters}, unix_services),
-        unix_listener(std::make_shared<UnixListener>(unix_services, callback_thread, proofs, arrival())),
-        tcp_listener(std::make_shared<TcpListener>(
-            TcpListener::Services{*settings, context, inbox, event_loop, *counters, callback_thread, directory},
-            arrival())) {
-    try {
-      tcp_listener->open();
-    } catch (...) {
-      event_loop.stop();  // it may be using the members that are destroyed now
-      writer.stop();
-      throw;
-    }
-  }
+        tls(settings->encrypts() ? std::make_unique<TlsContext>(settings->public_key, settings->secret_key) : nullptr),
+        services{*settings, inbox, event_loop, writer, releaser, *counters, tls.get()},
+        peers(services),
+        listener(std::make_shared<Listener>(Acceptor::Services{services, callback_thread, directory, proofs},
+                                            arrival())) {}
 
   std::function<void(int)> arrival() {
     return [this](int peer) { event_loop.post([this, peer] { peers.hint(peer); }); };
@@ -73,8 +55,7 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
     directory.forget(peer);
     proofs.forget(peer);
     peers.forget(peer);
-    tcp_listener->forget(peer);
-    unix_listener->forget(peer);
+    listener->forget(peer);
   }
 
   void send(int peer, Parts parts, bool reply) override {
@@ -87,12 +68,10 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
                            std::to_string(most) + " that worker " + std::to_string(peer) +
                            " takes (its max_message_bytes)");
     }
-    if (!reply) {
+    if (reply) {
+      listener->reply(peer, std::move(parts));
+    } else {
       peers.send(peer, std::move(parts));
-    } else if (!unix_listener->reply(peer, parts)) {
-      releaser.hold(parts);
-      Packed message(std::move(parts), settings->max_message, settings->largest_frame());
-      tcp_listener->reply(peer, message);
     }
     ++counters->messages_sent;
   }
@@ -100,25 +79,23 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
   void reject(int peer, std::string_view reason) override {
     const std::string text(reason);
     peers.end_connection(peer, "rejected: " + text);
-    tcp_listener->reject(peer, text);
-    unix_listener->reject(peer, text);
+    listener->reject(peer, text);
   }
 
   Received receive(Event& event, Clock::time_point deadline) override { return inbox.receive(event, deadline); }
 
   void stop_receiving() override { inbox.close(); }
 
-  // The context is closed last of the ZeroMQ objects. It waits until queued messages are sent.
   void close(double linger) override {
     const auto deadline = Clock::now() + std::chrono::milliseconds(milliseconds(linger));
-    peers.wait_until_open(deadline);  // the event loop ends handshakes
-    linger = std::max(0.0, std::chrono::duration<double>(deadline - Clock::now()).count());
+    // Meanwhile the event loop ends handshakes, and the writer sends to all peers at the same time.
+    peers.wait_until_sent(deadline);
+    listener->wait_until_sent(deadline);
     event_loop.stop();
     writer.stop();
     callback_thread.stop();
-    tcp_listener->close(linger);
-    peers.close(linger);
-    unix_listener->close(linger);
+    peers.close(deadline);
+    listener->close(deadline);
   }
 
   const std::shared_ptr<const Settings> settings;
@@ -129,13 +106,11 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
   EventLoop event_loop;
   EventLoop writer{"rpc-zmq-writer"};
   CallbackThread callback_thread;
-  Releaser releaser{"rpc-zmq-release", wire::kMaxInHead};  // after everything that releases messages
-  Context context;
-  Zap zap;
-  UnixStream::Services unix_services;
+  Releaser releaser{"rpc-zmq-release", kReleasedAtOnce};  // after everything that releases messages
+  const std::unique_ptr<const TlsContext> tls;
+  const Stream::Services services;
   Peers peers;
-  std::shared_ptr<UnixListener> unix_listener;
-  std::shared_ptr<TcpListener> tcp_listener;
+  const std::shared_ptr<Listener> listener;
 };
 
 ZeroMQTransport::ZeroMQTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key,
@@ -156,13 +131,7 @@ std::vector<std::string> ZeroMQTransport::bind(const std::vector<std::string>& e
   const Use use(*this);
   std::vector<std::string> bound;
   for (const std::string& endpoint : endpoints) {
-    constexpr std::string_view ipc = "ipc://";
-    if (endpoint.compare(0, ipc.size(), ipc) == 0) {
-      impl().unix_listener->bind(endpoint.substr(ipc.size()));
-      bound.push_back(endpoint);
-    } else {
-      bound.push_back(impl().tcp_listener->bind(endpoint));
-    }
+    bound.push_back(impl().listener->bind(endpoint));
   }
   if (address_.empty() && !bound.empty()) {
     address_ = bound[0] + (settings_->encrypts() ? " " + settings_->public_key : "");
@@ -198,7 +167,7 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
     throw TransportError(settings_->encrypts() ? who + " has no public key, and this worker encrypts"
                                                : who + " has a public key, and this worker does not encrypt");
   }
-  if (settings_->encrypts() && public_key.size() != kKeySize) {
+  if (settings_->encrypts() && !is_key(public_key)) {
     throw TransportError("the public key of " + who + " is invalid: it is not 40 characters of Z85");
   }
   const Endpoint checked_endpoint(endpoint);
@@ -211,14 +180,14 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
   impl().directory.learn(peer, public_key);
   impl().directory.limit(peer, credentials.max_message);
   impl().proofs.learn(peer, credentials.their_greeting);
-  impl().unix_listener->learn(peer, credentials.our_answer);
+  impl().listener->learn(peer, credentials.our_answer);
   impl().peers.learn(peer, checked_endpoint, credentials);
 }
 
 Metrics ZeroMQTransport::metrics() const {
   const auto text = [](const std::atomic<uint64_t>& count) { return std::to_string(count); };
   return {
-      {"zeromq.version", zmq().version_text()},
+      {"zeromq.openssl", OpenSSL_version(OPENSSL_VERSION_STRING)},
       {"zeromq.connections", text(counters_->connections)},
       {"zeromq.messages_sent", text(counters_->messages_sent)},
       {"zeromq.messages_received", text(counters_->messages_received)},

@@ -1,10 +1,12 @@
-// The ZeroMQ transport, assembled from its parts. Each part's header says what it does and why.
+// The transport, assembled from its parts. Each part's header says what it does and why.
 //
-//   send(reply=false)  Peers ─▶ TcpConnection ════▶ peer's TcpListener     our connection: requests and their replies
-//   send(reply=true)   TcpListener ══════════════▶ peer's TcpConnection   the peer's connection: its requests
-//   receive()          Inbox ◀─ TcpConnection, TcpListener                read by the waiting threads
-//   on one host        UnixConnection and UnixListener instead, with a UnixStream at both ends, without ZeroMQ
-//   EventLoop          one thread: monitors connections, authenticates peers (Zap), reconnects to lost peers
+//   send(reply=false)  Peers ─▶ Connection ─▶ Stream ══▶ Stream of the peer     our connection: requests and replies
+//   send(reply=true)   Listener ─▶ Stream ═════════════▶ Stream of the peer     the peer's connection: its requests
+//   receive()          Inbox ◀─ Streams                                         read by the waiting threads
+//   Channel            the bytes of a Stream: a Unix socket or TCP; TlsChannel encrypts them
+//   Acceptor           accepts connections for the Listener, and finds out who connects
+//   EventLoop          one thread: connects, authenticates peers, checks heartbeats, reconnects to lost peers
+//   EventLoop          one more thread: goes on writing where a socket was full
 //   CallbackThread     one thread: runs the owner's callbacks
 //   Releaser           one thread: releases memory that was sent
 //
@@ -15,18 +17,16 @@
 #include <string>
 #include <vector>
 
+#include "listener.h"
 #include "peers.h"
 #include "rpc_backends_agents/gated_transport.h"
 #include "rpc_backends_agents/releaser.h"
-#include "tcp_listener.h"
-#include "unix_listener.h"
-#include "zap.h"
 
 namespace rpc_backends::zeromq {
 
 class ZeroMQTransport : public GatedTransport {
  public:
-  // Call load_library() first. Throws TransportError.
+  // Throws TransportError.
   ZeroMQTransport(const Settings& settings, CallbackThread::OnUnknownKey on_unknown_key,
                   CallbackThread::OnRefused on_refused);
   ~ZeroMQTransport() override;

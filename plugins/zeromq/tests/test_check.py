@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from rpc_backend_zeromq.check import check
 from rpc_backends_cli import Finding
@@ -26,9 +25,8 @@ def findings_in(environ: dict[str, str]) -> dict[str, Finding]:
 def test_the_defaults_are_one_host_and_no_problem() -> None:
     findings = findings_in({})
 
-    assert findings["libzmq"].level == "ok"
-    assert zmq.zmq_version() in findings["libzmq"].text
-    assert findings["libzmq"].data["curve"] is True
+    assert findings["OpenSSL"].level == "ok"
+    assert findings["OpenSSL"].text == f"{findings['OpenSSL'].data['version']}, for TLS 1.3"
     assert findings["secret"].level == "note"
     assert "so workers communicate within one host only" in findings["secret"].text
     assert "`rpc-backends secret --out FILE`" in findings["secret"].text
@@ -40,7 +38,7 @@ def test_the_defaults_are_one_host_and_no_problem() -> None:
         findings["address"].text == "127.0.0.1 (lo), any port; the reason: MASTER_ADDR is not set"
     )
     assert findings["Unix sockets"].level == "ok"
-    assert set(findings) == {"libzmq", "secret", "encryption", "address", "Unix sockets"}
+    assert set(findings) == {"OpenSSL", "secret", "encryption", "address", "Unix sockets"}
 
 
 def test_the_source_of_the_secret_is_shown(secret_file: Path, text: str) -> None:
@@ -145,5 +143,5 @@ def test_doctor_shows_the_findings_under_zeromq(secret_file: Path, text: str) ->
 
     findings = {one["about"]: one for one in json.loads(done.stdout)["sections"]["zeromq"]}
     assert findings["secret"]["level"] == "ok"
-    assert findings["libzmq"]["level"] == "ok"
+    assert findings["OpenSSL"]["level"] == "ok"
     assert text not in done.stdout

@@ -17,26 +17,23 @@ from support.zeromq import eventually, exercise, join, logged_line, metric
 
 pytestmark = pytest.mark.slow
 
-#: The first bytes of a ZeroMQ peer.
-GREETING = b"\xff" + bytes(8) + b"\x7f"
-VERSION_3 = GREETING + b"\x03\x01"
-CURVE = VERSION_3 + b"CURVE" + bytes(47)
+#: The start of TLS: a record with a message of 196 bytes.
+HELLO = bytes.fromhex("16030100c8010000c40303")
 GARBAGE = {
     "nothing": b"",
     "one byte": b"\xff",
     "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "TLS": bytes.fromhex("16030100c8010000c40303") + os.urandom(189),
+    "an invalid hello": HELLO + os.urandom(189),
     "zeros": bytes(100_000),
     "ones": b"\xff" * 100_000,
     "random bytes": os.urandom(100_000),
-    "half a greeting": GREETING,
-    "a greeting, then silence": CURVE,
-    "a greeting, then random bytes": CURVE + os.urandom(100_000),
-    "a greeting without encryption": VERSION_3 + b"NULL" + bytes(48) + b"\x04\x19\x05READY" + bytes(19),
-    "a frame of 2**63 bytes": CURVE + b"\x06\xff" + b"\x7f" * 8 + bytes(99),
-    "a command of 4 GiB": CURVE + b"\x06" + bytes(4) + b"\xff" * 4 + b"\x05HELLO",
-    "half a HELLO": CURVE + b"\x04\xc8\x05HELLO\x01\x00" + os.urandom(90),
-    "an invalid HELLO": CURVE + b"\x04\xc8\x05HELLO\x01\x00" + os.urandom(192),
+    "half a hello": HELLO + os.urandom(90),
+    "a hello, then random bytes": HELLO + os.urandom(100_000),
+    "a greeting without encryption": b"RPCZMQ\x00\x03" + bytes(48),
+    "half a greeting": b"RPCZMQ",
+    "a record of 64 KiB": b"\x16\x03\x03\xff\xff" + bytes(100),
+    "a message of 16 MiB": b"\x16\x03\x03\x40\x00\x01\xff\xff\xff" + bytes(100),
+    "ZeroMQ": b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47),
 }  # fmt: skip
 #: Connections that are open at the same time.
 IDLE_CONNECTIONS = 600

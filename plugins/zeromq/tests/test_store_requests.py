@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-import zmq
 from torch.distributed.rendezvous import register_rendezvous_handler
+
+from rpc_backend_zeromq._native import Transport, make_keys
 
 from support import steps
 from support.stores import CountingStore
@@ -80,22 +83,42 @@ def is_admitted(worker: Worker) -> bool:
     return True
 
 
+def connect_strangers(address: dict[str, Any], count: int, stopped: threading.Event) -> None:
+    """Connect to a worker with so many unknown keys, again and again; until `stopped`."""
+    strangers = []
+    for _ in range(count):
+        public, private = make_keys()
+        stranger = Transport(
+            public_key=public,
+            secret_key=private,
+            max_message=1000,
+            heartbeat=1,
+            heartbeat_timeout=60,
+            handshake_timeout=60,
+        )
+        stranger.start(99)
+        stranger.learn(0, address["tcp"][0], address["public_key"].encode())
+        stranger.send(0, [b"let me in"], False)
+        strangers.append(stranger)
+        if len(strangers) > 20:
+            strangers.pop(0).close(0)
+    stopped.wait()
+    for stranger in strangers:
+        stranger.close(0)
+
+
 def test_strangers_cause_few_requests_and_exclude_no_worker() -> None:
     strangers = 400
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with Workers(2, seconds=120) as workers, zmq.Context(io_threads=1) as context:
+    with Workers(2, seconds=120) as workers, contextlib.ExitStack() as stack:
         workers.run(meet_at_a_counting_store, store.port)
         workers[0].call(join, URL, dynamic=True, unix_sockets=False)
         before = workers[0].call(requests)
         record = json.loads(dist.PrefixStore("rpc_backends/0", store).get("record/1"))
         address = json.loads(record["address"][record["address"].index("{") :])
-        context.setsockopt(zmq.LINGER, 0)
-        context.set(zmq.MAX_SOCKETS, 2 * strangers)
-        sockets = [context.socket(zmq.DEALER) for _ in range(strangers)]
-        for socket in sockets:
-            socket.curve_serverkey = address["public_key"].encode()
-            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-            socket.connect(address["tcp"][0])
+        running = threading.Event()
+        stack.callback(running.set)
+        threading.Thread(target=connect_strangers, args=(address, strangers, running)).start()
 
         workers[1].call(join, URL, dynamic=True, unix_sockets=False)
         # A burst of strangers can also end a worker's handshake. Then its call fails; the next succeeds.
@@ -106,7 +129,6 @@ def test_strangers_cause_few_requests_and_exclude_no_worker() -> None:
 
         eventually(lambda: refused() >= strangers, lambda: "all strangers are refused")
         lookups = workers[0].call(requests) - before
-        for socket in sockets:
-            socket.close()
+        running.set()
         workers.run(steps.leave)
     assert lookups < strangers // 2

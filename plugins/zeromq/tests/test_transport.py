@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from rpc_backend_zeromq._native import TransportError
+from rpc_backend_zeromq._native import Transport, TransportError, make_keys
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.transport import ZeroMQTransport
 from rpc_backends_agents.engine import secret
@@ -115,7 +115,7 @@ def test_workers_on_one_host_exchange_messages(
     assert received(one) == ("message", 1, b"you", "")
 
     metrics = one.metrics()
-    assert metrics["zeromq.encryption"] == ("none" if encryption is False else "CURVE")
+    assert metrics["zeromq.encryption"] == ("none" if encryption is False else "TLS 1.3")
     assert bool(metrics["zeromq.unix_socket"]) is unix_sockets
     assert metrics["zeromq.listens_on"].startswith("tcp://127.0.0.1:")
 
@@ -605,26 +605,28 @@ def test_loopback_addresses_fail_between_hosts(two_hosts: Any, text: str) -> Non
 def test_a_stranger_with_its_own_key_is_refused(
     group: TransportGroup, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import zmq
-
     caplog.set_level(logging.WARNING, "rpc_backends.zeromq")
     one, _ = group.start(secret=text)
-    public, private = zmq.curve_keypair()
-    context = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
-    stranger.setsockopt(zmq.LINGER, 0)
-    stranger.curve_publickey, stranger.curve_secretkey = public, private
-    stranger.curve_serverkey = one._public_key
+    public, private = make_keys()
+    stranger = Transport(
+        public_key=public,
+        secret_key=private,
+        max_message=1000,
+        heartbeat=1,
+        heartbeat_timeout=SOON,
+        handshake_timeout=SOON,
+    )
     try:
-        stranger.connect(f"tcp://127.0.0.1:{tcp_port(one)}")
-        stranger.send(b"pickle")
+        stranger.start(1)
+        stranger.learn(0, f"tcp://127.0.0.1:{tcp_port(one)}", one._public_key)
+        stranger.send(0, [b"pickle"], False)
         until = time.monotonic() + SOON
         while one.metrics()["zeromq.refused"] == "0":
             assert time.monotonic() < until, "the stranger is not refused"
             assert one._native.receive(0.01) is None
         assert one._native.receive(0.1) is None
     finally:
-        context.destroy(linger=0)
+        stranger.close(0)
 
     one.close(0)
     assert "refused a connection: 127.0.0.1" in caplog.text

@@ -35,7 +35,7 @@ class CurrentBackend:
     :ivar hooks: the packages whose hooks were called, by distribution.
     :ivar address: where the worker listens, as the agent says; None if it does not say.
     :ivar encryption: how messages between hosts are encrypted, as the agent says: a name such as
-        ``CURVE``, or ``none``. If the agent does not say: ``declared`` or ``not declared``, from the
+        ``TLS 1.3``, or ``none``. If the agent does not say: ``declared`` or ``not declared``, from the
         backend's capabilities.
     """
 

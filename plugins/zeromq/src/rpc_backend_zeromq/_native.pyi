@@ -1,4 +1,4 @@
-"""The C++ transport: moves messages between workers over ZeroMQ, independent of torch."""
+"""The C++ transport: moves messages between workers over TCP and Unix sockets, independent of torch."""
 
 from collections.abc import Callable, Iterable
 
@@ -23,7 +23,6 @@ class Transport:
         outage loses nothing if TCP retransmits in time. TCP waits longer before each further attempt, so
         count on surviving only outages of half this time.
     :param handshake_timeout: seconds to connect, and as many seconds again to authenticate.
-    :param io_threads: the number of libzmq's I/O threads.
     :param wants_proofs: whether both sides of a Unix socket must prove which worker they are. Both are
         always processes of this user.
     :param on_unknown_key: called when a process connects with an unknown public key (Z85) or Unix socket
@@ -32,7 +31,7 @@ class Transport:
         connection is refused.
     :param on_refused: called with a line for the log when a connection is refused or a message is
         invalid. The refused process supplies part of the line.
-    :raises TransportError: pyzmq's libzmq is unusable, or encryption is requested and libzmq lacks it.
+    :raises TransportError: a setting is invalid, or the keys do not belong together.
 
     Both callbacks run on one separate thread, one at a time, and may block. Sending and receiving
     messages needs no Python code. A transport that is still open is closed when Python exits.
@@ -47,7 +46,6 @@ class Transport:
         heartbeat: float,
         heartbeat_timeout: float,
         handshake_timeout: float,
-        io_threads: int = 1,
         wants_proofs: bool = False,
         on_unknown_key: Callable[[bytes, float], int | None] | None = None,
         on_refused: Callable[[str], object] | None = None,
@@ -115,7 +113,7 @@ class Transport:
         """Return the capsule through which a C++ agent uses the transport."""
 
 def make_keys() -> tuple[bytes, bytes]:
-    """Make the key pair of one session: public and secret, 40 characters each (Z85).
+    """Make the key pair of one session (Ed25519): public and secret, 40 characters each (Z85).
 
-    :raises TransportError: pyzmq's libzmq is unusable or lacks encryption.
+    :raises TransportError: OpenSSL cannot make a key.
     """

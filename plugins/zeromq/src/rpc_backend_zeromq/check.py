@@ -38,29 +38,28 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
 
 def _library() -> Finding:
     try:
-        import zmq
-
-        data = {"version": zmq.zmq_version(), "curve": bool(zmq.has("curve"))}
-        _try_transport()
+        version = _openssl_version()
     except (ImportError, RuntimeError) as error:
-        text = f"libzmq cannot be used: {error}"
-        return Finding("problem", "libzmq", text)
-    return Finding("ok", "libzmq", f"{data['version']}, with CURVE", data)
+        return Finding("problem", "OpenSSL", f"OpenSSL cannot be used: {error}")
+    return Finding("ok", "OpenSSL", f"{version}, for TLS 1.3", {"version": version})
 
 
-def _try_transport() -> None:
-    """Create and close a transport, which checks that pyzmq's libzmq is usable and has CURVE."""
+def _openssl_version() -> str:
+    """Create and close a transport that encrypts; return the version of OpenSSL in the package."""
     from rpc_backend_zeromq._native import Transport
 
     public, private = identity.session_keys()
-    Transport(
+    transport = Transport(
         public_key=public,
         secret_key=private,
         max_message=1,
         heartbeat=1,
         heartbeat_timeout=1,
         handshake_timeout=1,
-    ).close(0)
+    )
+    version = transport.metrics()["zeromq.openssl"]
+    transport.close(0)
+    return version
 
 
 def _variables(environ: Mapping[str, str]) -> list[Finding]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 logger = logging.getLogger("rpc_backends.zeromq")
 
-#: Per peer: one for the connection to it, three that libzmq uses for that, one for its connection to us.
-PER_PEER = 5
-#: Descriptors that incoming connections leave to the program; PendingConnections::kSpare in csrc.
+#: Per peer: one for the connection to it, one for its connection to us.
+PER_PEER = 2
+#: Descriptors that incoming connections leave to the program; Acceptor::kSpare in csrc.
 SPARE = 32
 
 

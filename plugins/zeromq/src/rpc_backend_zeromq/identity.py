@@ -17,9 +17,9 @@ _UNIX_PURPOSE = "unix"
 
 
 def session_keys() -> tuple[bytes, bytes]:
-    """Make the keys of one session: public and secret, 40 characters each (Z85).
+    """Make the keys of one session (Ed25519): public and secret, 40 characters each (Z85).
 
-    :raises TransportError: pyzmq's libzmq cannot be used, or has no encryption.
+    :raises TransportError: OpenSSL cannot make a key.
     """
     return make_keys()
 

@@ -22,7 +22,7 @@ from rpc_backends_core.spi import SettingError
 BACKEND = "ZEROMQ"
 #: The number of heartbeats that are sent in the time after which a peer without one is lost.
 HEARTBEATS = 6
-_INTERVAL = seconds(0.1, 6553)  # libzmq counts tenths of seconds in 16 bits
+_INTERVAL = seconds(0.1, 6553)
 
 
 def _address(checks: OptionChecks, name: str, value: object) -> str:

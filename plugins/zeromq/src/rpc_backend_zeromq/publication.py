@@ -15,7 +15,7 @@ from rpc_backends_agents.engine.canonical import MalformedError
 _MAX_ENDPOINTS = 8
 _MAX_PLACE = 256
 _HIGHEST_PORT = 65535
-#: Z85, the alphabet of ZeroMQ's keys (rfc.zeromq.org/spec/32): 40 characters for 32 bytes.
+#: Z85 (rfc.zeromq.org/spec/32): 40 characters for 32 bytes.
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _TCP = re.compile(r"tcp://(?:\[([0-9a-f:.]+)\]|([0-9.]+)):([1-9][0-9]{0,4})")
 
@@ -38,7 +38,7 @@ class Publication(publication.Publication):
     :ivar place: how the worker's address was found, for messages.
     """
 
-    FORM = sealed.Form(BACKEND, "zeromq", 2, "rpc-backend-zeromq")
+    FORM = sealed.Form(BACKEND, "zeromq", 3, "rpc-backend-zeromq")
 
     tcp: tuple[str, ...]
     unix: UnixSocket | None

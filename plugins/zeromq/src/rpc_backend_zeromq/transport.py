@@ -26,7 +26,7 @@ logger = variables.logger_of(BACKEND)
 
 
 class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
-    """Carries the messages of one worker over ZeroMQ.
+    """Carries the messages of one worker over TCP and Unix sockets.
 
     :raises SettingError: an environment variable has an invalid value.
     :raises SecretError: the secret is invalid, unreadable or ambiguous.
@@ -123,8 +123,8 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
 
     @property
     def encryption(self) -> str:
-        """How messages over TCP are encrypted: ``CURVE`` or ``none``."""
-        return "CURVE" if self._settings.policy.encryption else "none"
+        """How messages over TCP are encrypted: ``TLS 1.3`` or ``none``."""
+        return "TLS 1.3" if self._settings.policy.encryption else "none"
 
     def metrics(self) -> dict[str, str]:
         """Return the transport's metrics, as text."""

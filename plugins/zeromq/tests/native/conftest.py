@@ -17,7 +17,7 @@ from native_workers import Child, Worker
 MakeWorker = Callable[..., Worker]
 
 
-@pytest.fixture(params=[False, True], ids=["null", "curve"])
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
 def encrypted(request: pytest.FixtureRequest) -> bool:
     """Return whether connections are encrypted; both values in turn."""
     return bool(request.param)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import shutil
+import socket
+import ssl
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +19,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import zmq
+import pytest
 
-from rpc_backend_zeromq._native import Transport, TransportError
+from rpc_backend_zeromq._native import Transport, TransportError, make_keys
 
 #: Time limit in seconds for steps that take a moment; a passing test never waits that long.
 TIME_LIMIT = 60.0
@@ -33,7 +39,7 @@ class Worker:
         self.id = worker_id
         self.lines: list[str] = []
         self.logged = threading.Condition()
-        public, secret = zmq.curve_keypair() if encrypted else (None, None)
+        public, secret = make_keys() if encrypted else (None, None)
         self.key: bytes | None = public
         self.secret: bytes | None = secret
         self.transport = Transport(
@@ -105,6 +111,100 @@ class Worker:
     def metric(self, name: str) -> int:
         """Return a counter of the metrics."""
         return int(self.transport.metrics()[f"zeromq.{name}"])
+
+
+# --- connections that are made by hand -----------------------------------------------------------
+
+#: The first bytes of a greeting, and of an answer to it.
+FORM = b"RPCZMQ\x00\x03"
+#: The version of the message format.
+VERSION = 3
+#: Bytes of an answer, without the text of a refusal.
+ANSWER_SIZE = 48
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+
+def greeting(worker: int, proof: bytes = b"", *, form: bytes = FORM) -> bytes:
+    """Return the greeting of a worker that connects."""
+    return form + struct.pack("<iIQ", worker, 0, time.time_ns()) + proof.ljust(32, b"\0")
+
+
+def message(*sizes: int, kind: int = 1, version: int = VERSION, count: int | None = None) -> bytes:
+    """Return the start of a message: its header and the sizes of its parts."""
+    number = len(sizes) if count is None else count
+    return struct.pack(f"<BBHI{len(sizes)}Q", kind, version, 0, number, *sizes)
+
+
+def tls_client(secret_key: bytes) -> ssl.SSLContext:
+    """Return a context with which a client proves that it has the key of a worker."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no `openssl` here")
+    text = secret_key.decode()
+    numbers = []
+    for begin in range(0, len(text), 5):
+        number = 0
+        for digit in text[begin : begin + 5]:
+            number = number * 85 + _DIGITS.index(digit)
+        numbers.append(number)
+    # The form of a secret key of Ed25519 (RFC 8410).
+    der = bytes.fromhex("302e020100300506032b657004220420") + struct.pack(">8I", *numbers)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with tempfile.TemporaryDirectory() as folder:
+        key, certificate = Path(folder, "key.pem"), Path(folder, "certificate.pem")
+        lines = base64.b64encode(der).decode()
+        key.write_text(f"-----BEGIN PRIVATE KEY-----\n{lines}\n-----END PRIVATE KEY-----\n")
+        command = ["openssl", "req", "-new", "-x509", "-subj", "/CN=x", "-key", key]
+        subprocess.run([*command, "-out", certificate], check=True, capture_output=True)
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+class Intruder:
+    """A process that knows the protocol, and sends what it wants.
+
+    :param by: the worker whose key it has; only with encryption.
+    """
+
+    def __init__(self, to: Worker, greeting: bytes, by: Worker | None = None) -> None:
+        port = int(to.endpoint.rpartition(":")[2])
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIME_LIMIT)
+        if to.key is not None:
+            assert by is not None
+            assert by.secret is not None
+            self.socket = tls_client(by.secret).wrap_socket(self.socket)
+        self.send(greeting)
+
+    def send(self, *data: bytes) -> None:
+        """Send bytes; the worker may have closed the connection."""
+        with contextlib.suppress(OSError):
+            self.socket.sendall(b"".join(data))
+
+    def read(self, size: int) -> bytes:
+        """Return so many bytes, or fewer if the connection has ended."""
+        data = b""
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while len(data) < size and (more := self.socket.recv(size - len(data))):
+                data += more
+        return data
+
+    def rest(self) -> bytes:
+        """Return everything until the connection ends."""
+        return self.read(1 << 30)
+
+    def admitted(self) -> Intruder:
+        """Check that it is admitted."""
+        answer = self.read(ANSWER_SIZE)
+        assert answer[:12] == FORM + b"\1\0\0\0", answer
+        return self
+
+    def refusal(self) -> str:
+        """Return why it was not admitted."""
+        answer = self.read(ANSWER_SIZE)
+        admitted, size = struct.unpack_from("<II", answer, len(FORM))
+        assert not admitted
+        return self.read(size).decode()
 
 
 class Child:

@@ -59,7 +59,7 @@ def test_close_leaves_no_descriptor_and_no_thread(
         for worker in (zero, one):
             worker.transport.close(0.1)
 
-    use()  # the first use also opens what libzmq and Python open only once
+    use()  # the first use also opens what Python opens only once
     files, tasks = open_files(), threads()
     for _ in range(3):
         use()
@@ -310,10 +310,9 @@ def test_a_forked_process_leaves_its_parents_transport_alone(start: Start) -> No
 
 
 def test_too_many_open_files_are_an_error(start: Start) -> None:
-    """Libzmq by itself would abort the process."""
     child = start(
         """
-        import resource, zmq
+        import resource
         from rpc_backend_zeromq._native import TransportError
         Worker(0, encrypted=False).transport.close(0)
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -336,10 +335,9 @@ def test_a_transport_kept_by_its_callback_delays_no_exit(start: Start) -> None:
 
 
 def test_a_bind_without_descriptors_is_an_error(start: Start) -> None:
-    """Libzmq by itself would abort the process: it needs a socket to list this host's addresses."""
     child = start(
         """
-        import resource, zmq
+        import resource
         from rpc_backend_zeromq._native import TransportError
         worker = Worker(0, encrypted=False)
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")),) * 2)

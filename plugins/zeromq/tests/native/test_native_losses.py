@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from native_workers import TIME_LIMIT, Child, Worker, eventually
+from native_workers import ANSWER_SIZE, FORM, TIME_LIMIT, Child, Worker, eventually
 
 from rpc_backend_zeromq._native import TransportError
 from support.workers import suspend
@@ -77,7 +77,7 @@ def test_a_missing_unix_socket_is_a_loss_at_once(make: MakeWorker, tmp_path: Any
 
 
 def test_a_silent_peer_is_lost_after_the_handshake_timeout(make: MakeWorker) -> None:
-    """A process that hangs, or does not speak ZeroMQ, listens and sends nothing."""
+    """A process that hangs, or is no worker, listens and sends nothing."""
     zero = make(0, handshake_timeout=0.3).listen("tcp://127.0.0.1:*")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         zero.transport.learn(1, f"tcp://127.0.0.1:{silent.getsockname()[1]}", None)
@@ -434,8 +434,7 @@ def test_many_dead_peers_delay_no_other_peer(make: MakeWorker) -> None:
     zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)
     one.learn(zero)
-    ready = b"\x04\x19\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"ROUTER"
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+    admitted = FORM + b"\1" + bytes(ANSWER_SIZE - len(FORM) - 1)
     with contextlib.ExitStack() as held:
         connections = []
         for number in range(count):
@@ -443,7 +442,7 @@ def test_many_dead_peers_delay_no_other_peer(make: MakeWorker) -> None:
             zero.transport.learn(2 + number, f"tcp://127.0.0.1:{server.getsockname()[1]}", None)
             zero.send(2 + number, b"x")
             connection = held.enter_context(server.accept()[0])
-            connection.sendall(greeting + ready[:1] + bytes([len(ready) - 2]) + ready[2:])
+            connection.sendall(admitted)
             connections.append(connection)
             # These connections fill the backlog, so that no further one is accepted.
             for _ in range(2):

@@ -7,15 +7,21 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import zmq
-from native_workers import TIME_LIMIT, Worker, eventually
+from native_workers import (
+    TIME_LIMIT,
+    VERSION,
+    Intruder,
+    Worker,
+    eventually,
+    greeting,
+    message,
+)
 
-from rpc_backend_zeromq._native import TransportError
+from rpc_backend_zeromq._native import TransportError, make_keys
 
 MakeWorker = Callable[..., Worker]
 
@@ -122,7 +128,7 @@ def test_encryption_on_one_side_fails_the_handshake(
     caller, called = make(0, caller_encrypts), make(1, not caller_encrypts)
     for worker in (caller, called):
         worker.listen("tcp://127.0.0.1:*")
-    key = zmq.curve_keypair()[0] if caller_encrypts else None
+    key = make_keys()[0] if caller_encrypts else None
     caller.transport.learn(1, called.endpoint, key)
     caller.try_to_send(1, b"x")
     # The connection may be closed before the caller has read the reason.
@@ -171,239 +177,131 @@ def test_an_invalid_endpoint_is_refused(make: MakeWorker, endpoint: str) -> None
         make(0).transport.learn(1, endpoint, None)
 
 
-# --- intruders that speak ZeroMQ -----------------------------------------------------------------
+def test_keys_that_do_not_belong_together_are_an_error(make: MakeWorker) -> None:
+    with pytest.raises(TransportError, match="does not belong to the secret key"):
+        make(0, public_key=make_keys()[0], secret_key=make_keys()[1])
 
 
-def route(worker: int, number: int = 0) -> bytes:
-    """Return the name of a connection, in the form of csrc/route.cpp."""
-    return b"RPC\x01" + struct.pack("<iQQ", worker, time.time_ns() + number, number)
-
-
-def head(sizes: list[int], places: list[int] | None = None, inside: bytes = b"") -> bytes:
-    """Return the first frame of a message, in the form of csrc/packed.cpp."""
-    fields = [
-        size | place << 62 for size, place in zip(sizes, places or [0] * len(sizes), strict=True)
-    ]
-    begin = struct.pack("<BBHI", 1, 2, 1, len(sizes)) + struct.pack(f"<{len(sizes)}Q", *fields)
-    return begin + bytes(-len(begin) % 16) + inside
+# --- intruders that know the protocol ------------------------------------------------------------
 
 
 def plain(text: bytes) -> bytes:
-    """Return the frame of a message of one small part."""
-    return head([len(text)], inside=text + bytes(-len(text) % 16))
-
-
-class Intruder:
-    """An intruder that speaks ZeroMQ and sends arbitrary messages."""
-
-    def __init__(
-        self, context: zmq.Context[Any], name: bytes, to: Worker, by: Worker | None
-    ) -> None:
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.rcvtimeo = int(TIME_LIMIT * 1000)
-        self.socket.routing_id = name
-        if to.key is not None:
-            assert by is not None
-            self.socket.curve_publickey, self.socket.curve_secretkey = by.key, by.secret
-            self.socket.curve_serverkey = to.key
-        self.socket.connect(to.endpoint)
-
-    def send(self, *frames: bytes) -> None:
-        """Send a message."""
-        self.socket.send_multipart(frames)
-
-    def refusal(self) -> str:
-        """Return the reason of the refusal that it received."""
-        (frame,) = self.socket.recv_multipart()
-        assert frame[:2] == b"\x02\x02", frame
-        return frame[8:].decode()
-
-
-MakeIntruder = Callable[..., Intruder]
+    """Return a message of one part."""
+    return message(len(text)) + text
 
 
 def refusal_without_messages(worker: Worker, intruder: Intruder) -> str:
     """Make a worker read until the intruder is refused; it must get no message. Return the reason."""
+    reason: list[str] = []
+    reading = threading.Thread(target=lambda: reason.append(intruder.rest().decode(errors="replace")))
+    reading.start()
     until = time.monotonic() + TIME_LIMIT
-    while not intruder.socket.poll(0):
+    while reading.is_alive():
         assert worker.transport.receive(0.01) is None
         assert time.monotonic() < until, "the intruder is not refused"
     assert worker.transport.receive(0.01) is None
-    return intruder.refusal()
+    return reason[0]
 
 
-@pytest.fixture
-def intrude() -> Iterator[MakeIntruder]:
-    """Yield a function that makes intruders."""
-    with zmq.Context() as context:
-        yield lambda name, to, by=None: Intruder(context, name, to, by)
-        context.destroy(linger=0)
-
-
-def test_a_message_has_the_expected_form(make: MakeWorker, intrude: MakeIntruder) -> None:
+def test_a_message_has_the_expected_form(make: MakeWorker, encrypted: bool) -> None:
     """Intruders of these tests can send valid messages, so a refusal is not due to how they send."""
-    zero = make(0).listen("tcp://127.0.0.1:*")
-    other = intrude(route(1), zero)
+    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    zero.learn(one)
+    other = Intruder(zero, greeting(1), one).admitted()
     other.send(plain(b"hello"))
     assert zero.message() == (1, [b"hello"])
-    other.send(head([5000, 3], [1, 0], b"abc" + bytes(13)), b"x" * 5000)
+    other.send(message(5000, 3), b"x" * 5000, b"abc")
     assert zero.message() == (1, [b"x" * 5000, b"abc"])
-    other.send(head([4, 6], [2, 2]))
-    for piece in (b"ab", b"cd", b"efghij"):
-        other.send(piece)
-    assert zero.message() == (1, [b"abcd", b"efghij"])
     zero.send(1, b"reply", reply=True)
-    assert other.socket.recv_multipart() == [plain(b"reply")]
+    assert other.read(len(plain(b"reply"))) == plain(b"reply")
 
 
-def test_a_worker_cannot_impersonate_another(make: MakeWorker, intrude: MakeIntruder) -> None:
-    """The key identifies a worker. The name that a connection claims does not."""
+def test_a_worker_cannot_impersonate_another(make: MakeWorker) -> None:
+    """The key identifies a worker. The id that a connection claims does not."""
     zero, one, two = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
     zero.learn(one, two)
-    impostor = intrude(route(1), zero, two)
+    impostor = Intruder(zero, greeting(1), two)
     impostor.send(plain(b"I am one"))
-    reason = refusal_without_messages(zero, impostor)
+    reason = impostor.refusal()
     assert "a process that claims to be worker 1 has the key of worker 2" in reason
     zero.log_line("worker 1 has the key of worker 2")
+    assert zero.transport.receive(0.01) is None
     one.learn(zero)
     one.send(0, b"I am")
     assert zero.message() == (1, [b"I am"])
     zero.send(1, b"for one", reply=True)
     assert one.message() == (0, [b"for one"])
-    assert not impostor.socket.poll(100)
 
 
 @pytest.mark.parametrize(
     "name",
-    [b"x", b"\0abcd", b"RPC\x02" + bytes(20), route(-1), b"x" * 255],
-    ids=["short", "libzmq's own", "another version", "negative", "long"],
+    [b"x" * 56, greeting(1, form=b"RPCZMQ\x00\x04"), greeting(1, form=b"RPCUNIX\x01"), greeting(-1)],
+    ids=["text", "a later version", "an earlier version", "negative"],
 )
-def test_an_invalid_connection_name_is_refused(
-    make: MakeWorker, intrude: MakeIntruder, encrypted: bool, name: bytes
-) -> None:
+def test_an_invalid_greeting_is_refused(make: MakeWorker, encrypted: bool, name: bytes) -> None:
     zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
     zero.learn(one)
-    other = intrude(name, zero, one)
-    other.send(plain(b"x"))
-    other.send(b"", b"")
-    assert "not a worker of this version" in refusal_without_messages(zero, other)
+    other = Intruder(zero, name, one)
+    assert "not a worker of this version" in other.refusal()
+    assert zero.transport.receive(0.01) is None
     one.learn(zero)
     one.send(0, b"fine")
     assert zero.message() == (1, [b"fine"])
 
 
 MALFORMED = {
-    "empty": [b""],
-    "short": [b"\1\1"],
-    "another version": [b"\1\1\0\0\0\0\0\0"],
-    "another kind": [b"\7\2\0\0\0\0\0\0"],
-    "text": [b"GET / HTTP/1.1\r\n\r\n"],
-    "more parts than bytes": [struct.pack("<BBHI", 1, 2, 1, 1000)],
-    "the most parts that fit the field": [struct.pack("<BBHI", 1, 2, 1, 0xFFFFFFFF) + bytes(64)],
-    "longer than announced": [plain(b"x") + b"y"],
-    "shorter than announced": [plain(b"x" * 32)[:-16]],
-    "larger than the limit": [head([1 << 40], [2])],
-    "the largest sizes": [head([(1 << 62) - 1] * 4, [2] * 4)],
-    "larger than the limit in sum": [head([1 << 29] * 3, [2] * 3)],
-    "an unknown place": [head([5], [3])],
-    "an empty piece": [head([0], [2])],
-    "without its second frame": [head([5], [1])],
-    "a second frame of another size": [head([5], [1]), b"four"],
-    "a frame too many": [plain(b"x"), b"y"],
-    "70,000 frames": [plain(b"x"), *[b""] * 70_000],
-    "10,000 frames and one": [head([0] * 10_000, [1] * 10_000), *[b""] * 10_001],
+    "another version": b"\1\1\0\0\0\0\0\0",
+    "another kind": message(kind=7, count=0),
+    "text": b"GET / HTTP/1.1\r\n\r\n",
+    "the most parts that fit the field": message(*[0] * 8, count=0xFFFFFFFF),
+    "larger than the limit": message(1 << 40),
+    "the largest sizes": message(*[(1 << 64) - 1] * 4),
+    "larger than the limit in sum": message(*[1 << 29] * 3),
+    "a heartbeat with parts": message(kind=3, count=1),
+    "a refusal that is too long": message(kind=2, count=1 << 20),
 }
 
 
-@pytest.mark.parametrize("frames", MALFORMED.values(), ids=MALFORMED)
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
 def test_an_invalid_message_ends_its_connection(
-    make: MakeWorker, intrude: MakeIntruder, frames: list[bytes]
+    make: MakeWorker, encrypted: bool, data: bytes
 ) -> None:
-    zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    other = intrude(route(2), zero)
+    zero, one, two = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
+    zero.learn(one, two)
+    other = Intruder(zero, greeting(2), two).admitted()
     other.send(plain(b"good"))
     assert zero.message() == (2, [b"good"])
-    other.send(*frames)
-    other.send(plain(b"good again, and too late"))
+    other.send(data, plain(b"good again, and too late"))
     assert refusal_without_messages(zero, other)
-    zero.log_line("worker 2 sent an invalid message")
+    zero.log_line("worker 2: the peer sent an invalid message")
     assert zero.metric("rejected") == 1
-    eventually(lambda: zero.metric("dropped_messages") == 1, "the message after it is dropped")
     # Other peers are unaffected, and the refused peer may connect again.
     one.learn(zero)
     one.send(0, b"fine")
     assert zero.message() == (1, [b"fine"])
-    again = intrude(route(2, 1), zero)
+    again = Intruder(zero, greeting(2), two).admitted()
     again.send(plain(b"better"))
     assert zero.message() == (2, [b"better"])
 
 
-@pytest.mark.parametrize("pieces", [[b"abcdef"], [b"ab", b""], [b"ab", b"xyz"]])
-def test_pieces_of_a_wrong_size_are_refused(
-    make: MakeWorker, intrude: MakeIntruder, pieces: list[bytes]
-) -> None:
-    zero = make(0).listen("tcp://127.0.0.1:*")
-    other = intrude(route(1), zero)
-    other.send(head([4], [2]))
-    for piece in pieces:
-        other.send(piece)
-    assert "a wrong size" in refusal_without_messages(zero, other)
-
-
-def test_unfinished_messages_of_ended_connections_are_dropped(
-    make: MakeWorker, intrude: MakeIntruder
-) -> None:
-    """Their memory is freed when no piece has arrived for the heartbeat timeout."""
-    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen("tcp://127.0.0.1:*")
-    size = 300 << 20  # a block of this size is not kept for reuse
-    before, begin = mapped_bytes(), time.monotonic()
-
-    def is_held() -> bool:
-        assert zero.transport.receive(0.01) is None
-        return mapped_bytes() - before > size / 2
-
-    other = intrude(route(1), zero)
-    other.send(head([size], [2]))
-    other.send(b"the first piece")
-    eventually(is_held, "the message has its memory")
-    other.socket.close()
-    eventually(lambda: not is_held(), "the memory is freed")
-    assert time.monotonic() - begin >= 1.0
-
-    again = intrude(route(1, 1), zero)
-    again.send(plain(b"x"))
-    assert zero.message() == (1, [b"x"])
-
-
-def mapped_bytes() -> int:
-    """Return the size of this process's address space."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_an_oversized_frame_ends_its_connection(make: MakeWorker, intrude: MakeIntruder) -> None:
-    zero = make(0, max_message=1000).listen("tcp://127.0.0.1:*")
-    other = intrude(route(1), zero)
-    monitor = other.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    other.send(plain(b"x"))
-    zero.message()
-    other.send(bytes(8 << 20))
-    assert monitor.poll(TIME_LIMIT * 1000)
-    other.socket.disable_monitor()
-
-
 def test_an_invalid_reply_makes_its_sender_lost(make: MakeWorker) -> None:
     zero = make(0).listen("tcp://127.0.0.1:*")
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as liar:
-        liar.linger = 0
-        port = liar.bind_to_random_port("tcp://127.0.0.1")
-        zero.transport.learn(1, f"tcp://127.0.0.1:{port}", None)
+    with socket.create_server(("127.0.0.1", 0)) as liar:
+        zero.transport.learn(1, f"tcp://127.0.0.1:{liar.getsockname()[1]}", None)
         zero.send(1, b"x")
-        caller, _ = liar.recv_multipart()
-        liar.send_multipart([caller, b"nonsense"])
-        assert "the peer sent an invalid message" in zero.lost()
-        zero.next("found")  # the port is still open
+        caller, _ = liar.accept()
+        with caller:
+            assert len(caller.recv(56, socket.MSG_WAITALL)) == 56
+            caller.sendall(ADMITTED + b"nonsense")
+            assert "the peer sent an invalid message" in zero.lost()
+        again, _ = liar.accept()
+        with again:
+            again.sendall(ADMITTED)
+            zero.next("found")  # the port is still open
+
+
+#: The answer to a greeting.
+ADMITTED = greeting(1)[:8] + struct.pack("<II", 1, 0) + bytes(32)
 
 
 def test_reject_reports_the_reason_to_the_peer(pair: tuple[Worker, Worker]) -> None:
@@ -422,9 +320,10 @@ def test_reject_reports_the_reason_to_the_peer(pair: tuple[Worker, Worker]) -> N
     assert one.message() == (0, [b"better"])
 
 
-# --- connections that do not speak ZeroMQ -------------------------------------------------------
+# --- connections that know no protocol -----------------------------------------------------------
 
-GREETING = b"\xff" + bytes(8) + b"\x7f"
+#: The start of TLS: a record with a message of 196 bytes.
+HELLO = bytes.fromhex("16030100c8010000c40303")
 GARBAGE = {
     "nothing": b"",
     "a byte": b"x",
@@ -432,13 +331,12 @@ GARBAGE = {
     "zeros": bytes(100_000),
     "ones": b"\xff" * 100_000,
     "random": os.urandom(100_000),
-    "a greeting": GREETING,
-    "a greeting of version 1": GREETING + b"\x01\x05" + b"\x01\x00" * 1000,
-    "a greeting of version 2": GREETING + b"\x01\x05\x00\x00" + b"\x00\x05hello" * 1000,
-    "a greeting of version 3, then random": (
-        GREETING + b"\x03\x01NULL" + bytes(48) + os.urandom(100_000)
-    ),
-    "no end": GREETING + b"\x03\x00NULL" + bytes(48) + b"\x06\xff" + b"\x7f" * 8 + bytes(100_000),
+    "ZeroMQ": b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE" + bytes(47),
+    "half a greeting": greeting(1)[:20],
+    "a greeting, then random": greeting(-1) + os.urandom(100_000),
+    "half a TLS handshake": HELLO + os.urandom(100),
+    "an invalid TLS handshake": HELLO + os.urandom(100_000),
+    "a record of 64 KiB": b"\x16\x03\x03\xff\xff" + os.urandom(100_000),
 }
 
 
@@ -475,7 +373,7 @@ def test_an_unfinished_handshake_times_out(make: MakeWorker) -> None:
         ("127.0.0.1", int(zero.endpoint.rpartition(":")[2]))
     ) as connection:
         connection.settimeout(TIME_LIMIT)
-        connection.sendall(GREETING)
+        connection.sendall(HELLO[:1])
         while connection.recv(1000):
             pass
     eventually(lambda: zero.metric("failed_handshakes") == 1, "the failed handshake is counted")

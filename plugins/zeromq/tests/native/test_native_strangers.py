@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
-from native_workers import TIME_LIMIT, Child, Worker, eventually
+from native_workers import TIME_LIMIT, Child, Worker, eventually, greeting
 
 MakeWorker = Callable[..., Worker]
 
@@ -22,37 +23,46 @@ MIB = 1 << 20
 MANY = 1000
 #: Limit of the worker's descriptors while many connect: 128 are for pending handshakes.
 MOST_OPEN = 200
-#: Bytes that pending handshakes may take. 128 frames take 16 MiB, and the frames of closed connections
-#: are kept for a moment.
+#: Bytes that pending handshakes may take.
 MOST_HELD = 48 * MIB
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
-CURVE = GREETING + b"CURVE" + bytes(47)
-NULL = GREETING + b"NULL" + bytes(48)
+def record(content: bytes, size: int | None = None, kind: int = 22) -> bytes:
+    """Return a record of TLS that announces ``size`` bytes; 22: of the handshake."""
+    return bytes([kind]) + b"\3\3" + (len(content) if size is None else size).to_bytes(2, "big") + content
 
 
-def command(content: bytes, size: int | None = None) -> bytes:
-    """Return a ZMTP command that announces ``size``."""
-    return b"\x06" + (len(content) if size is None else size).to_bytes(8, "big") + content
+def handshake(kind: int, content: bytes, size: int | None = None) -> bytes:
+    """Return a message of TLS's handshake that announces ``size`` bytes; 1: a ClientHello."""
+    return bytes([kind]) + (len(content) if size is None else size).to_bytes(3, "big") + content
 
 
-#: What strangers send once, right after connecting. `HELLO` stands for a genuine HELLO command.
+@functools.cache
+def hello() -> bytes:
+    """Return a genuine ClientHello."""
+    sent, unused = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(unused, sent).do_handshake()
+    return sent.read()
+
+
+#: What strangers send once, right after connecting.
 SENT = {
-    "nothing": [],
-    "half a greeting": [GREETING],
-    "another protocol": [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
-    "a greeting": [CURVE],
-    "an unknown mechanism": [GREETING + b"\xff" * 52],
-    "another mechanism": [NULL, command(b"\x05READY" + bytes(19))],
-    "an invalid HELLO": [CURVE, command(b"\x05HELLO\x01\x00" + os.urandom(192))],
-    "half a HELLO": [CURVE, command(b"\x05HELLO\x01\x00", 200)],
-    "a genuine HELLO": [CURVE, "HELLO"],
-    "an invalid INITIATE": [CURVE, "HELLO", command(b"\x08INITIATE" + os.urandom(300))],
-    "a READY": [CURVE, "HELLO", command(b"\x05READY" + os.urandom(60))],
-    "the largest frame": [CURVE, command(os.urandom(100_000), 131_000)],
-    "200 MiB": [CURVE, command(os.urandom(100_000), 200 * MIB)],
-    "4 GiB": [CURVE, "HELLO", command(os.urandom(100_000), 1 << 32)],
-    "2**63 bytes": [CURVE, command(os.urandom(100), 1 << 63)],
+    "nothing": b"",
+    "a byte": b"\x16",
+    "another protocol": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a greeting without encryption": greeting(1),
+    "an invalid hello": record(handshake(1, os.urandom(200))),
+    "half a hello": hello()[:100],
+    "a genuine hello": hello(),
+    "a hello, then random": hello() + record(os.urandom(300), kind=23),
+    "a hello, then another one": hello() + hello(),
+    "another message": record(handshake(11, os.urandom(300))),
+    "an alert": record(b"\1\0", kind=21),
+    "the largest record": record(os.urandom(16_000), 16_384),
+    "a record of 64 KiB": record(os.urandom(60_000), 65_535),
+    "a hello of 16 MiB": record(handshake(1, os.urandom(16_000), 0xFFFFFF)),
 }
 
 WORKER = """
@@ -108,12 +118,12 @@ class Target:
         peer.transport.learn(0, self.endpoint, self.key)
         return peer
 
-    def stranger(self, sent: list[bytes | str], hello: bytes = b"") -> socket.socket:
+    def stranger(self, sent: bytes) -> socket.socket:
         """Connect and send data, without waiting."""
         connection = socket.create_connection(self.address, timeout=TIME_LIMIT)
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # the worker may have closed the connection
-            connection.send(b"".join(hello if part == "HELLO" else part for part in sent))  # type: ignore[misc]
+            connection.send(sent)
         return connection
 
     @property
@@ -148,27 +158,6 @@ def target(start: Callable[..., Child], request: pytest.FixtureRequest) -> Targe
     return Target(start, getattr(request, "param", 0), True)
 
 
-@pytest.fixture(scope="module")
-def recorded() -> Callable[[bytes], bytes]:
-    """Return a function that gives the genuine HELLO command for a server's key."""
-
-    def record(server_key: bytes) -> bytes:
-        with zmq.Context() as context, socket.create_server(("127.0.0.1", 0)) as server:
-            client = context.socket(zmq.DEALER)
-            client.linger = 0
-            client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
-            client.curve_serverkey = server_key
-            client.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
-            connection, _ = server.accept()
-            with connection, client, connection.makefile("rb") as stream:
-                connection.sendall(CURVE[:32] + b"\x01" + bytes(31))
-                assert len(stream.read(64)) == 64
-                head = stream.read(2)
-                return head + stream.read(head[1])
-
-    return record
-
-
 def check_echo(peer: Worker, text: bytes = b"x") -> None:
     """Send the worker a message, and wait for its reply."""
     peer.send(0, text)
@@ -177,19 +166,15 @@ def check_echo(peer: Worker, text: bytes = b"x") -> None:
 
 @pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
 def test_many_strangers_hold_little_and_exclude_nobody(
-    target: Target,
-    make: MakeWorker,
-    recorded: Callable[[bytes], bytes],
-    sent: list[bytes | str],
+    target: Target, make: MakeWorker, sent: bytes
 ) -> None:
     """1,000 strangers send data and stay open. Peers continue, new peers connect, and all is freed."""
     old, new = target.peer(make, 1), target.peer(make, 2)
     check_echo(old)
     files, memory = target.open_files(), target.memory("VmRSS")
-    hello = recorded(target.key) if "HELLO" in sent else b""
     with contextlib.ExitStack() as open_connections:
         for _ in range(MANY):
-            open_connections.enter_context(target.stranger(sent, hello))
+            open_connections.enter_context(target.stranger(sent))
         check_echo(old)
         check_echo(new)
         eventually(lambda: target.open_files() < MOST_OPEN, "most connections are closed")
@@ -199,16 +184,16 @@ def test_many_strangers_hold_little_and_exclude_nobody(
     check_echo(old, b"afterwards")
 
 
-def test_an_unauthenticated_frame_takes_little_memory(target: Target) -> None:
-    """Two connections announce and send 200 MiB as if it were a handshake command."""
+def test_an_unauthenticated_message_takes_little_memory(target: Target) -> None:
+    """Two connections announce a message of 16 MiB of the handshake, and send 200 MiB."""
     memory = target.memory("VmRSS")
 
     def send_all() -> None:
-        with target.stranger([CURVE]) as connection, contextlib.suppress(OSError):
+        with target.stranger(b"") as connection, contextlib.suppress(OSError):
             connection.setblocking(True)
-            connection.sendall(command(b"", 300 * MIB))
-            for _ in range(200):
-                connection.sendall(bytes(MIB))
+            connection.sendall(record(handshake(1, b"", 0xFFFFFF)))
+            for _ in range(200 * MIB // 16_384):
+                connection.sendall(record(bytes(16_384)))
 
     sending = [threading.Thread(target=send_all) for _ in range(2)]
     for thread in sending:
@@ -219,7 +204,7 @@ def test_an_unauthenticated_frame_takes_little_memory(target: Target) -> None:
 
 
 @contextlib.contextmanager
-def flood(target: Target, sent: list[bytes | str]) -> Iterator[None]:
+def flood(target: Target, sent: bytes) -> Iterator[None]:
     """Open up to a thousand connections each second, which stay until they are closed."""
     stop = threading.Event()
 
@@ -245,7 +230,7 @@ def flood(target: Target, sent: list[bytes | str]) -> Iterator[None]:
 
 @pytest.mark.parametrize("target", [0, 128], indirect=True, ids=["no limit", "128 files"])
 def test_peers_connect_while_strangers_keep_coming(target: Target, make: MakeWorker) -> None:
-    with flood(target, [CURVE]):
+    with flood(target, hello()[:50]):
         eventually(lambda: int(target.tell("")["zeromq.crowded_out"]) > MANY, "many are evicted")
         for number in range(1, 6):
             peer = target.peer(make, number)
@@ -261,7 +246,7 @@ def test_idle_connections_leave_the_process_descriptors(target: Target, make: Ma
     check_echo(old)
     with contextlib.ExitStack() as open_connections:
         for _ in range(300):
-            open_connections.enter_context(target.stranger([]))
+            open_connections.enter_context(target.stranger(b""))
         eventually(lambda: target.open_files() < 128 - 16, "the program can open files")
         assert target.load() < 0.5
         check_echo(old)
@@ -276,7 +261,7 @@ def test_a_process_without_descriptors_waits_without_load(target: Target, make: 
     target.tell("take all files")
     with contextlib.ExitStack() as open_connections:
         for _ in range(100):
-            open_connections.enter_context(target.stranger([]))
+            open_connections.enter_context(target.stranger(b""))
         eventually(lambda: target.load() < 0.5, "it waits without load")
         check_echo(old)
         new.try_to_send(0, b"x")

@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,16 +13,21 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from native_workers import TIME_LIMIT, Worker, eventually
+from native_workers import (
+    ANSWER_SIZE,
+    FORM,
+    TIME_LIMIT,
+    VERSION,
+    Worker,
+    eventually,
+    greeting,
+    message,
+)
 
 from rpc_backend_zeromq._native import TransportError
 
 MakeWorker = Callable[..., Worker]
 
-#: The first bytes of a greeting.
-FORM = b"RPCUNIX\x01"
-#: The version of the message format.
-VERSION = 2
 NOBODY = 65534
 #: The proofs in our greeting, the peer's greeting, our answer and the peer's answer.
 PROOFS = (b"a" * 32, b"b" * 32, b"c" * 32, b"d" * 32)
@@ -49,10 +53,6 @@ def one(make: MakeWorker, tmp_path: Path, zero: Worker) -> Iterator[Worker]:
     assert zero.message() == (1, [b"after"])
 
 
-def greeting(worker: int, proof: bytes = bytes(32)) -> bytes:
-    return FORM + struct.pack("<iIQ", worker, 0, 1) + proof
-
-
 def connect(to: Worker, *, greet_as: int | None = None) -> socket.socket:
     """Connect, and authenticate as a worker if requested."""
     connection = socket.socket(socket.AF_UNIX)
@@ -60,7 +60,7 @@ def connect(to: Worker, *, greet_as: int | None = None) -> socket.socket:
     connection.connect(to.endpoint.removeprefix("ipc://"))
     if greet_as is not None:
         connection.sendall(greeting(greet_as))
-        answer = connection.recv(48, socket.MSG_WAITALL)
+        answer = connection.recv(ANSWER_SIZE, socket.MSG_WAITALL)
         assert answer[:12] == FORM + b"\x01\0\0\0"
     return connection
 
@@ -263,11 +263,6 @@ def test_half_a_greeting_disturbs_no_peer(zero: Worker, one: Worker) -> None:
 
 
 # --- invalid messages ----------------------------------------------------------------------------
-
-
-def message(*sizes: int, kind: int = 1, version: int = VERSION, count: int | None = None) -> bytes:
-    number = len(sizes) if count is None else count
-    return struct.pack(f"<BBHI{len(sizes)}Q", kind, version, 1, number, *sizes)
 
 
 @pytest.mark.parametrize(

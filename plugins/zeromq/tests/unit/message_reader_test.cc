@@ -42,7 +42,7 @@ class MessageReaderTest : public testing::Test {
   MessageReaderTest() {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    near = std::make_unique<Fd>(ends[0]);
+    near = std::make_unique<Channel>(std::make_unique<Fd>(ends[0]));
     far = std::make_unique<Fd>(ends[1]);
   }
 
@@ -54,7 +54,7 @@ class MessageReaderTest : public testing::Test {
   Outcome next() {
     Outcome outcome = Outcome::kPart;
     while (outcome == Outcome::kPart) {
-      outcome = reader.next(near->get());
+      outcome = reader.next(*near);
     }
     return outcome;
   }
@@ -65,7 +65,8 @@ class MessageReaderTest : public testing::Test {
     EXPECT_EQ(reader.text(), text);
   }
 
-  std::unique_ptr<Fd> near, far;
+  std::unique_ptr<Channel> near;
+  std::unique_ptr<Fd> far;
   MessageReader reader{kMaxMessage};
 };
 

@@ -1,6 +1,6 @@
-// An authenticated connection over a Unix socket, which carries messages in both directions. Threads that send
-// write to the socket themselves, and threads that wait for events read from it. Only if the socket's buffer is
-// full does the writer thread continue.
+// An authenticated connection, which carries messages in both directions. Threads that send write to the socket
+// themselves, and threads that wait for events read from it. Only if the socket's buffer is full does the writer thread
+// continue.
 #pragma once
 
 #include <condition_variable>
@@ -11,16 +11,17 @@
 #include <string>
 #include <vector>
 
+#include "channel.h"
 #include "event_loop.h"
 #include "inbox.h"
 #include "message_reader.h"
-#include "rpc_backends_agents/fd.h"
 #include "rpc_backends_agents/releaser.h"
 #include "settings.h"
+#include "tls.h"
 
 namespace rpc_backends::zeromq {
 
-class UnixStream : public Source, public std::enable_shared_from_this<UnixStream> {
+class Stream : public Source, public std::enable_shared_from_this<Stream> {
  public:
   struct Services {
     const Settings& settings;
@@ -29,13 +30,14 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
     EventLoop& writer;  // continues writing when a socket has room again
     const Releaser& releaser;
     Counters& counters;
+    const TlsContext* tls = nullptr;  // null without encryption
   };
 
   // `on_end`: called once, on any thread, with the reason when no more data will arrive; "" if the other side
   // closed the connection.
-  UnixStream(const Services& services, int peer, std::unique_ptr<Fd> fd,
-             std::function<void(const std::string&)> on_end);
-  ~UnixStream() override;
+  Stream(const Services& services, int peer, std::unique_ptr<Channel> channel,
+         std::function<void(const std::string&)> on_end);
+  ~Stream() override;
 
   // Starts to read, and to write queued messages.
   void start();
@@ -48,8 +50,8 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   // Refuses the next message from the other side for this reason, and continues to send.
   void forget(const std::string& reason);
 
-  // Waits, at most until `deadline`, for start() or abandon(), if messages are queued.
-  void wait_until_started(Clock::time_point deadline);
+  // Waits, at most until `deadline`, until no message is queued, or none will be sent.
+  void wait_until_sent(Clock::time_point deadline);
   // The stream will never start.
   void abandon();
 
@@ -60,7 +62,7 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   // Reads what has arrived, and closes. Queued messages are sent until `deadline`.
   void close(Clock::time_point deadline);
 
-  int fd() const { return fd_->get(); }
+  int fd() const { return channel_->fd(); }
 
   void pump() override;
 
@@ -86,10 +88,11 @@ class UnixStream : public Source, public std::enable_shared_from_this<UnixStream
   bool is_unread();
   bool has_been_read();
   void report_end(const std::string& reason);
+  void finish(Clock::time_point deadline);
 
   const Services services_;
   const int peer_;
-  const std::unique_ptr<Fd> fd_;
+  const std::unique_ptr<Channel> channel_;
   std::function<void(const std::string&)> on_end_;
   std::once_flag told_;
 

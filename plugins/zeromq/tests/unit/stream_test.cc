@@ -1,5 +1,5 @@
 // A connection between two workers: messages, refusals, its end and its liveness.
-#include "unix_stream.h"
+#include "stream.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -31,7 +31,7 @@ struct End {
   explicit End(int peer) : peer(peer) {}
 
   void open(int fd) {
-    stream = std::make_shared<UnixStream>(UnixStream::Services{settings, inbox, loop, writer, releaser, counters}, peer,
+    stream = std::make_shared<Stream>(Stream::Services{settings, inbox, loop, writer, releaser, counters}, peer,
                                           std::make_unique<Fd>(fd), [this](const std::string& why) {
                                             reason = why;
                                             has_ended = true;
@@ -63,19 +63,19 @@ struct End {
   Releaser releaser{"test-release", 0};
   std::string reason;
   std::atomic<bool> has_ended{false};
-  std::shared_ptr<UnixStream> stream;
+  std::shared_ptr<Stream> stream;
 };
 
-class UnixStreamTest : public testing::Test {
+class StreamTest : public testing::Test {
  protected:
-  UnixStreamTest() {
+  StreamTest() {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     one.open(ends[0]);
     two.open(ends[1]);
   }
 
-  ~UnixStreamTest() override {
+  ~StreamTest() override {
     one.stream->close(Clock::now());
     two.stream->close(Clock::now());
   }
@@ -88,7 +88,7 @@ class UnixStreamTest : public testing::Test {
   End one{2}, two{1};
 };
 
-TEST_F(UnixStreamTest, CarriesMessagesInBothDirections) {
+TEST_F(StreamTest, CarriesMessagesInBothDirections) {
   start();
   ASSERT_TRUE(one.stream->send(parts_with({"request", ""})));
   Event event = two.next();
@@ -101,7 +101,7 @@ TEST_F(UnixStreamTest, CarriesMessagesInBothDirections) {
   EXPECT_EQ(bytes_in(event.parts[0]), "reply");
 }
 
-TEST_F(UnixStreamTest, SendsWhatWasQueuedBeforeItsStartInOrder) {
+TEST_F(StreamTest, SendsWhatWasQueuedBeforeItsStartInOrder) {
   for (const char* text : {"first", "second", "third"}) {
     ASSERT_TRUE(one.stream->send(parts_with({text})));
   }
@@ -111,7 +111,7 @@ TEST_F(UnixStreamTest, SendsWhatWasQueuedBeforeItsStartInOrder) {
   }
 }
 
-TEST_F(UnixStreamTest, MessagesLargerThanTheSocketsBufferStayInOrder) {
+TEST_F(StreamTest, MessagesLargerThanTheSocketsBufferStayInOrder) {
   start();
   constexpr int kMessages = 20;
   for (int i = 0; i < kMessages; ++i) {
@@ -125,7 +125,7 @@ TEST_F(UnixStreamTest, MessagesLargerThanTheSocketsBufferStayInOrder) {
   }
 }
 
-TEST_F(UnixStreamTest, ReleasesTheOwnerOfASentMessage) {
+TEST_F(StreamTest, ReleasesTheOwnerOfASentMessage) {
   start();
   Parts parts = parts_with({std::string(kMaxMessage, 'x')});
   const std::weak_ptr<void> owner = parts[0].owner;
@@ -137,21 +137,21 @@ TEST_F(UnixStreamTest, ReleasesTheOwnerOfASentMessage) {
   EXPECT_TRUE(owner.expired());
 }
 
-TEST_F(UnixStreamTest, RefusesToSendMoreThanItsLimit) {
+TEST_F(StreamTest, RefusesToSendMoreThanItsLimit) {
   start();
   EXPECT_THROW(one.stream->send(parts_with({std::string(kMaxMessage + 1, 'x')})), TransportError);
   ASSERT_TRUE(one.stream->send(parts_with({"next"})));
   EXPECT_EQ(bytes_in(two.next().parts[0]), "next");
 }
 
-TEST_F(UnixStreamTest, TellsThePeerWhyItIsRefused) {
+TEST_F(StreamTest, TellsThePeerWhyItIsRefused) {
   start();
   one.stream->refuse("the reason");
   two.wait_for_end();
   EXPECT_EQ(two.reason, "the peer rejected this connection: the reason");
 }
 
-TEST_F(UnixStreamTest, InvalidDataEndsBothSidesWithTheReason) {
+TEST_F(StreamTest, InvalidDataEndsBothSidesWithTheReason) {
   two.stream->start();
   ASSERT_EQ(::send(one.stream->fd(), "garbage that is no message", 26, MSG_NOSIGNAL), 26);
   two.wait_for_end();
@@ -163,7 +163,7 @@ TEST_F(UnixStreamTest, InvalidDataEndsBothSidesWithTheReason) {
   EXPECT_EQ(one.reason, "the peer rejected this connection: " + why);
 }
 
-TEST_F(UnixStreamTest, AForgottenPeerIsRefusedWithItsNextMessageOnly) {
+TEST_F(StreamTest, AForgottenPeerIsRefusedWithItsNextMessageOnly) {
   start();
   two.stream->forget("it has left");
   ASSERT_TRUE(two.stream->send(parts_with({"the last answer"})));
@@ -180,7 +180,7 @@ TEST_F(UnixStreamTest, AForgottenPeerIsRefusedWithItsNextMessageOnly) {
   EXPECT_EQ(one.reason, "the peer rejected this connection: it has left");
 }
 
-TEST_F(UnixStreamTest, CloseSendsWhatIsQueuedAndThenEndsTheOtherSide) {
+TEST_F(StreamTest, CloseSendsWhatIsQueuedAndThenEndsTheOtherSide) {
   start();
   ASSERT_TRUE(one.stream->send(parts_with({std::string(kMaxMessage, 'x')})));
   ASSERT_TRUE(one.stream->send(parts_with({"last"})));
@@ -193,14 +193,14 @@ TEST_F(UnixStreamTest, CloseSendsWhatIsQueuedAndThenEndsTheOtherSide) {
   EXPECT_FALSE(one.stream->send(parts_with({"after close"})));
 }
 
-TEST_F(UnixStreamTest, CloseDeliversWhatHasArrivedBefore) {
+TEST_F(StreamTest, CloseDeliversWhatHasArrivedBefore) {
   start();
   ASSERT_TRUE(one.stream->send(parts_with({"not read yet"})));
   two.stream->close(Clock::now());
   EXPECT_EQ(bytes_in(two.next().parts[0]), "not read yet");
 }
 
-TEST_F(UnixStreamTest, ASilentPeerGetsAPingAndAnswersIt) {
+TEST_F(StreamTest, ASilentPeerGetsAPingAndAnswersIt) {
   one.settings.heartbeat = 0;
   start();
   EXPECT_GE(one.stream->check_liveness(), Clock::duration(0));
@@ -226,7 +226,7 @@ TEST_F(UnixStreamTest, ASilentPeerGetsAPingAndAnswersIt) {
   EXPECT_TRUE(is_shorter);
 }
 
-TEST_F(UnixStreamTest, WaitingForItsStartEndsWhenItIsAbandoned) {
+TEST_F(StreamTest, WaitingForItsStartEndsWhenItIsAbandoned) {
   ASSERT_TRUE(one.stream->send(parts_with({"queued"})));
   std::thread waiting([this] { one.stream->wait_until_started(limit()); });
   one.stream->abandon();
@@ -234,7 +234,7 @@ TEST_F(UnixStreamTest, WaitingForItsStartEndsWhenItIsAbandoned) {
   EXPECT_LT(Clock::now(), limit());
 }
 
-TEST_F(UnixStreamTest, ThreadsMaySendAtTheSameTime) {
+TEST_F(StreamTest, ThreadsMaySendAtTheSameTime) {
   start();
   constexpr int kThreads = 4, kMessages = 100;
   std::vector<std::thread> threads;

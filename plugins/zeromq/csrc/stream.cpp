@@ -1,4 +1,4 @@
-#include "unix_stream.h"
+#include "stream.h"
 
 #include <linux/sockios.h>
 #include <poll.h>
@@ -25,8 +25,6 @@ namespace {
 // than threads empty it.
 constexpr int kBatch = 32;
 constexpr size_t kBatchBytes = 1 << 22;
-// Bytes that the socket's buffer takes: a message of 1 MiB is sent without the writer thread.
-constexpr int kInSocket = 1 << 20;
 // Buffers that one call writes.
 constexpr size_t kMaxPlaces = 64;
 
@@ -45,23 +43,21 @@ Clock::duration duration_of(double seconds) {
 
 }  // namespace
 
-UnixStream::UnixStream(const Services& services, int peer, std::unique_ptr<Fd> fd,
-                       std::function<void(const std::string&)> on_end)
+Stream::Stream(const Services& services, int peer, std::unique_ptr<Channel> channel,
+               std::function<void(const std::string&)> on_end)
     : services_(services),
       peer_(peer),
-      fd_(std::move(fd)),
+      channel_(std::move(channel)),
       on_end_(std::move(on_end)),
       reader_(services.settings.max_message),
       last_activity_(Clock::now()) {
-  // If the system allows less, it uses its own limit.
-  ::setsockopt(fd_->get(), SOL_SOCKET, SO_SNDBUF, &kInSocket, sizeof kInSocket);
 }
 
-UnixStream::~UnixStream() {
+Stream::~Stream() {
   close(Clock::now());
 }
 
-void UnixStream::start() {
+void Stream::start() {
   last_activity_ = Clock::now();
   {
     std::lock_guard<std::mutex> lock(writing_);
@@ -81,15 +77,16 @@ void UnixStream::start() {
   }
   std::lock_guard<std::mutex> lock(reading_);
   source_ = services_.inbox.add_one_shot(fd(), weak_from_this());
+  services_.inbox.again(source_);  // the channel may hold data already, of which the socket knows nothing
 }
 
 // --- writing ----------------------------------------------------------------------------------------
 
-bool UnixStream::send(Parts parts) {
+bool Stream::send(Parts parts) {
   return post(pack(std::move(parts)));
 }
 
-UnixStream::Outgoing UnixStream::pack(Parts parts) const {
+Stream::Outgoing Stream::pack(Parts parts) const {
   if (parts.size() > kMaxParts) {
     throw TransportError("a message of " + std::to_string(parts.size()) + " parts cannot be sent; " +
                          std::to_string(kMaxParts) + " is the limit");
@@ -116,7 +113,7 @@ UnixStream::Outgoing UnixStream::pack(Parts parts) const {
 }
 
 // Returns false if the stream is closed. Write errors are ignored here, because the reader sees the connection end.
-bool UnixStream::post(Outgoing message) {
+bool Stream::post(Outgoing message) {
   std::deque<Outgoing> sent;  // destroyed without the lock
   Lock lock(writing_);
   if (closed_) {
@@ -138,7 +135,7 @@ bool UnixStream::post(Outgoing message) {
 }
 
 // The same for a control message, which is skipped if messages are queued.
-bool UnixStream::post_control(Outgoing message) {
+bool Stream::post_control(Outgoing message) {
   {
     const Lock lock(writing_);
     if (!started_ || !queue_.empty()) {
@@ -149,7 +146,7 @@ bool UnixStream::post_control(Outgoing message) {
 }
 
 // The socket has room again; on the writer's thread.
-void UnixStream::flush() {
+void Stream::flush() {
   std::deque<Outgoing> sent;
   Lock lock(writing_);
   if (busy_) {
@@ -162,11 +159,11 @@ void UnixStream::flush() {
 // Writes up to `most` messages, or a batch's bytes; the writer's thread then goes on. So the memory of `sent` is
 // released soon, and other streams get their turn, even if the queue never becomes empty. Meanwhile other threads may
 // append to it.
-void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
+void Stream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
   struct Busy {
-    UnixStream& stream;
+    Stream& stream;
     Lock& lock;
-    explicit Busy(UnixStream& of, Lock& held) : stream(of), lock(held) { stream.busy_ = true; }
+    explicit Busy(Stream& of, Lock& held) : stream(of), lock(held) { stream.busy_ = true; }
     ~Busy() {
       if (!lock.owns_lock()) {  // write() has thrown
         lock.lock();
@@ -214,7 +211,7 @@ void UnixStream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent
   }
 }
 
-UnixStream::Written UnixStream::write(Outgoing& message) {
+Stream::Written Stream::write(Outgoing& message) {
   for (;;) {
     iovec places[kMaxPlaces];
     size_t count = 0, offset = message.offset;
@@ -225,16 +222,10 @@ UnixStream::Written UnixStream::write(Outgoing& message) {
         places[count++] = {const_cast<char*>(data) + offset, size - offset};
       }
     }
-    if (count == 0) {
+    if (count == 0 && channel_->flush()) {
       return Written::kAll;
     }
-    msghdr what{};
-    what.msg_iov = places;
-    what.msg_iovlen = count;
-    ssize_t sent = 0;
-    do {
-      sent = ::sendmsg(fd(), &what, MSG_NOSIGNAL | MSG_DONTWAIT);
-    } while (sent == -1 && errno == EINTR);
+    const ssize_t sent = count == 0 ? -1 : channel_->write(places, static_cast<int>(count));
     if (sent == -1) {
       return errno == EAGAIN || errno == EWOULDBLOCK ? Written::kSome : Written::kFailed;
     }
@@ -254,18 +245,18 @@ UnixStream::Written UnixStream::write(Outgoing& message) {
   }
 }
 
-void UnixStream::wait_until_started(Clock::time_point deadline) {
+void Stream::wait_until_sent(Clock::time_point deadline) {
   Lock lock(writing_);
-  written_.wait_until(lock, deadline, [this] { return started_ || abandoned_ || closed_ || queue_.empty(); });
+  written_.wait_until(lock, deadline, [this] { return abandoned_ || closed_ || (queue_.empty() && !busy_); });
 }
 
-void UnixStream::abandon() {
+void Stream::abandon() {
   const Lock lock(writing_);
   abandoned_ = true;
   written_.notify_all();
 }
 
-void UnixStream::refuse(const std::string& reason) {
+void Stream::refuse(const std::string& reason) {
   ignoring_ = true;
   const size_t size = std::min(reason.size(), kLongestReason);
   Outgoing message{head_of(Kind::kRefusal, size, size), {}};
@@ -273,14 +264,14 @@ void UnixStream::refuse(const std::string& reason) {
   post(std::move(message));
 }
 
-void UnixStream::forget(const std::string& reason) {
+void Stream::forget(const std::string& reason) {
   if (!forgotten_) {
     farewell_ = reason;
     forgotten_ = true;
   }
 }
 
-Clock::duration UnixStream::check_liveness() {
+Clock::duration Stream::check_liveness() {
   const auto now = Clock::now();
   const bool has_read = has_been_read();
   if (has_read || is_unread()) {
@@ -297,14 +288,14 @@ Clock::duration UnixStream::check_liveness() {
 }
 
 // Whether data has arrived that this worker has not read yet: then this worker is late, not the peer.
-bool UnixStream::is_unread() {
+bool Stream::is_unread() {
   int bytes = 0;
   return ::ioctl(fd(), SIOCINQ, &bytes) == 0 && bytes > 0;
 }
 
 // Whether the peer has read of a message since the last call. The kernel counts the memory of what was written and not
 // read, which is more than its bytes. If it has grown by less than what was written, the peer has read.
-bool UnixStream::has_been_read() {
+bool Stream::has_been_read() {
   const uint64_t written = bytes_written_;
   int in_socket = 0;
   if (::ioctl(fd(), SIOCOUTQ, &in_socket) != 0) {
@@ -317,13 +308,13 @@ bool UnixStream::has_been_read() {
 
 // --- reading ----------------------------------------------------------------------------------------
 
-void UnixStream::pump() {
+void Stream::pump() {
   std::lock_guard<std::mutex> lock(reading_);
   size_t bytes = 0;
   bool is_drained = false;
   for (int i = 0; i < kBatch && bytes < kBatchBytes && source_ != 0; ++i) {
     const uint64_t before = reader_.bytes_read();
-    const MessageReader::Outcome outcome = reader_.next(fd());
+    const MessageReader::Outcome outcome = reader_.next(*channel_);
     if (const uint64_t more = reader_.bytes_read() - before; more > 0) {
       bytes += more;
       last_activity_ = Clock::now();
@@ -347,7 +338,7 @@ void UnixStream::pump() {
 }
 
 // Returns false if no more data will arrive.
-bool UnixStream::handle(MessageReader::Outcome outcome) {
+bool Stream::handle(MessageReader::Outcome outcome) {
   switch (outcome) {
     case MessageReader::Outcome::kMessage: {
       if (forgotten_ && !ignoring_) {
@@ -388,11 +379,11 @@ bool UnixStream::handle(MessageReader::Outcome outcome) {
   return false;
 }
 
-void UnixStream::report_end(const std::string& reason) {
+void Stream::report_end(const std::string& reason) {
   std::call_once(told_, [&] { on_end_(reason); });
 }
 
-void UnixStream::close(Clock::time_point deadline) {
+void Stream::close(Clock::time_point deadline) {
   std::deque<Outgoing> left;  // destroyed without the lock
   {
     std::unique_lock<std::mutex> lock(writing_);
@@ -423,16 +414,32 @@ void UnixStream::close(Clock::time_point deadline) {
       services_.writer.unwatch(watch_, fd());
     }
   }
+  finish(deadline);
   std::lock_guard<std::mutex> lock(reading_);
   if (source_ != 0) {
     services_.inbox.remove(source_, fd());
     source_ = 0;
     for (bool more = !read_to_end_; more;) {
-      const MessageReader::Outcome outcome = reader_.next(fd());
+      const MessageReader::Outcome outcome = reader_.next(*channel_);
       more = outcome != MessageReader::Outcome::kBlocked && handle(outcome);
     }
   }
   ::shutdown(fd(), SHUT_RDWR);
+}
+
+// Waits until the other side has what was sent. To close a TCP connection on which data has arrived that was not read
+// resets it, and then the system drops what it has not sent yet.
+void Stream::finish(Clock::time_point deadline) {
+  if (Clock::now() >= deadline) {
+    return;
+  }
+  channel_->finish();
+  for (int left = 0; ::ioctl(fd(), SIOCOUTQ, &left) == 0 && left > 0 && Clock::now() < deadline;) {
+    pollfd none{fd(), 0, 0};  // an error ends the wait
+    if (::poll(&none, 1, 1) != 0) {
+      break;
+    }
+  }
 }
 
 }  // namespace rpc_backends::zeromq

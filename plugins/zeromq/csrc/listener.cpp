@@ -1,0 +1,223 @@
+#include "listener.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "endpoint.h"
+
+namespace rpc_backends::zeromq {
+
+namespace {
+
+// Connections per peer: the current one, and earlier ones that still have messages.
+constexpr size_t kMaxCallers = 4;
+
+constexpr std::string_view kIpc = "ipc://";
+
+}  // namespace
+
+Listener::~Listener() {
+  close(Clock::now());
+}
+
+std::string Listener::bind(const std::string& endpoint) {
+  std::string bound;
+  std::unique_ptr<Fd> socket = Endpoint::listen(endpoint, bound);
+  File file;
+  if (endpoint.compare(0, kIpc.size(), kIpc) == 0 && endpoint[kIpc.size()] != '@') {
+    file.path = endpoint.substr(kIpc.size());
+    struct stat status{};
+    if (::lstat(file.path.c_str(), &status) != 0) {
+      throw BindError(errno, endpoint);
+    }
+    file.device = status.st_dev;
+    file.number = status.st_ino;
+  }
+  const auto acceptor = std::make_shared<Acceptor>(services_, weak_from_this(), std::move(socket), bound);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    acceptors_.push_back(acceptor);
+    if (!file.path.empty()) {
+      files_.push_back(file);
+    }
+  }
+  acceptor->start();
+  return bound;
+}
+
+void Listener::learn(int peer, const std::string& answer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  answers_[peer] = answer;
+}
+
+void Listener::reply(int peer, Parts parts) {
+  std::shared_ptr<Stream> stream;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto callers = callers_.find(peer);
+    if (callers != callers_.end() && !callers->second.empty()) {
+      stream = callers->second.back().stream;
+    }
+  }
+  if (!stream || !stream->send(std::move(parts))) {
+    throw TransportError("worker " + std::to_string(peer) + " has closed the connection that carried the request");
+  }
+}
+
+void Listener::forget(int peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  answers_.erase(peer);
+  for (const Caller& caller : callers_[peer]) {
+    caller.stream->forget("worker " + std::to_string(peer) + " has left the group");
+  }
+}
+
+void Listener::reject(int peer, const std::string& reason) {
+  std::vector<Caller> callers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    callers = callers_[peer];
+  }
+  for (const Caller& caller : callers) {
+    ++services_.of_streams.counters.rejected;
+    caller.stream->refuse(reason);
+  }
+}
+
+std::vector<Listener::Caller> Listener::callers() const {
+  std::vector<Caller> all;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [peer, callers] : callers_) {
+    all.insert(all.end(), callers.begin(), callers.end());
+  }
+  return all;
+}
+
+void Listener::wait_until_sent(Clock::time_point deadline) {
+  for (const Caller& caller : callers()) {
+    caller.stream->wait_until_sent(deadline);
+  }
+}
+
+void Listener::close(Clock::time_point deadline) {
+  const std::vector<Caller> left = callers();
+  std::vector<std::shared_ptr<Acceptor>> acceptors;
+  std::vector<File> files;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    callers_.clear();
+    acceptors.swap(acceptors_);
+    files.swap(files_);
+  }
+  std::for_each(files.begin(), files.end(), &Listener::remove);
+  for (const auto& acceptor : acceptors) {
+    acceptor->stop();
+  }
+  for (const Caller& caller : left) {
+    caller.stream->close(deadline);
+  }
+}
+
+void Listener::remove(const File& file) {
+  struct stat status{};
+  // Another process may listen there by now.
+  if (::lstat(file.path.c_str(), &status) == 0 && status.st_dev == file.device && status.st_ino == file.number) {
+    ::unlink(file.path.c_str());
+  }
+}
+
+// --- on the event loop's thread ---------------------------------------------------------------------
+
+std::string Listener::answer_for(int worker) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto entry = answers_.find(worker);
+  return entry == answers_.end() ? "" : entry->second;
+}
+
+void Listener::enter(std::unique_ptr<Channel> channel, const Greeting& greeting) {
+  const int worker = greeting.worker;
+  const uint64_t time = greeting.time;
+  auto stream = std::make_shared<Stream>(
+      services_.of_streams, worker, std::move(channel),
+      [this, weak = weak_from_this(), worker, time](const std::string& reason) {
+        if (const auto self = weak.lock()) {
+          services_.of_streams.event_loop.post([this, weak, worker, time, reason] {
+            if (const auto listener = weak.lock()) {
+              on_end(worker, time, reason);
+            }
+          });
+        }
+      });
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) {
+      return;
+    }
+    std::vector<Caller>& of_peer = callers_[worker];
+    if (of_peer.size() >= kMaxCallers) {
+      of_peer.front().stream->close(Clock::now());
+      of_peer.erase(of_peer.begin());
+    }
+    const auto after =
+        std::find_if(of_peer.begin(), of_peer.end(), [&](const Caller& other) { return other.time > time; });
+    of_peer.insert(after, {worker, time, stream});
+  }
+  stream->start();
+  on_arrival_(worker);
+  if (!ticking_) {
+    ticking_ = true;
+    tick();
+  }
+}
+
+void Listener::on_end(int worker, uint64_t time, const std::string& reason) {
+  std::shared_ptr<Stream> ended;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Caller>& of_peer = callers_[worker];
+    const auto entry =
+        std::find_if(of_peer.begin(), of_peer.end(), [&](const Caller& caller) { return caller.time == time; });
+    if (entry == of_peer.end()) {
+      return;
+    }
+    ended = entry->stream;
+    of_peer.erase(entry);
+    if (of_peer.empty()) {
+      callers_.erase(worker);
+    }
+  }
+  if (!reason.empty()) {
+    services_.callback_thread.report("worker " + std::to_string(worker) + ": " + reason);
+  }
+  ended->close(Clock::now());
+}
+
+// Ends connections on which nothing arrives for too long.
+void Listener::tick() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) {
+      return;
+    }
+  }
+  const Settings& settings = services_.of_streams.settings;
+  const auto longest = std::chrono::milliseconds(milliseconds(settings.heartbeat_timeout));
+  for (const Caller& caller : callers()) {
+    if (caller.stream->check_liveness() >= longest) {
+      on_end(caller.worker, caller.time, "no heartbeat");
+    }
+  }
+  const auto pause = std::chrono::milliseconds(milliseconds(settings.heartbeat / 2));
+  services_.of_streams.event_loop.at(Clock::now() + pause, [weak = weak_from_this()] {
+    if (const auto listener = weak.lock()) {
+      listener->tick();
+    }
+  });
+}
+
+}  // namespace rpc_backends::zeromq

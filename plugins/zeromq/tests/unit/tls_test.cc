@@ -1,0 +1,420 @@
+// TLS between two workers, also with somebody between them who changes, cuts, repeats or downgrades what is sent.
+#include "tls.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "keys.h"
+#include "rpc_backends_agents/transport.h"
+
+namespace rpc_backends::zeromq {
+namespace {
+
+using Handshake = TlsChannel::Handshake;
+
+struct Keys {
+  Keys() { std::tie(public_key, secret_key) = make_keys(); }
+  std::string public_key, secret_key;
+};
+
+std::pair<std::unique_ptr<Fd>, std::unique_ptr<Fd>> socket_pair() {
+  int ends[2];
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  return {std::make_unique<Fd>(ends[0]), std::make_unique<Fd>(ends[1])};
+}
+
+std::string received(int fd) {
+  std::string all;
+  char buffer[65536];
+  for (ssize_t got = 0; (got = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) {
+    all.append(buffer, static_cast<size_t>(got));
+  }
+  return all;
+}
+
+void put(int fd, const std::string& data) {
+  for (size_t sent = 0; sent < data.size();) {
+    const ssize_t now = ::send(fd, data.data() + sent, data.size() - sent, MSG_NOSIGNAL);
+    if (now <= 0) {
+      return;
+    }
+    sent += static_cast<size_t>(now);
+  }
+}
+
+// Two ends, and somebody between them who passes data on when a test wants it.
+class TlsTest : public testing::Test {
+ protected:
+  void connect(const std::string& expected_key, uint64_t bytes_per_key = TlsContext::kBytesPerKey) {
+    caller_context = std::make_unique<TlsContext>(caller_keys.public_key, caller_keys.secret_key, bytes_per_key);
+    called_context = std::make_unique<TlsContext>(called_keys.public_key, called_keys.secret_key, bytes_per_key);
+    auto [one, near_caller] = socket_pair();
+    auto [two, near_called] = socket_pair();
+    caller = caller_context->connecting(std::move(one), expected_key);
+    called = called_context->listening(std::move(two));
+    at_caller = std::move(near_caller);
+    at_called = std::move(near_called);
+  }
+
+  // Passes on what has been sent; `change` may change it on its way to the side that was called.
+  void pass(const std::function<void(std::string&)>& change = {}) {
+    std::string to_called = received(at_caller->get());
+    if (change && !to_called.empty()) {
+      change(to_called);
+    }
+    put(at_called->get(), to_called);
+    put(at_caller->get(), received(at_called->get()));
+  }
+
+  // Returns how the handshake ends at both sides.
+  std::pair<Handshake, Handshake> shake_hands(const std::function<void(std::string&)>& change = {}) {
+    Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
+    for (int i = 0; i < 10; ++i) {
+      if (here != Handshake::kDone && here != Handshake::kFailed) {
+        here = caller->shake_hands();
+      }
+      pass(change);
+      if (there != Handshake::kDone && there != Handshake::kFailed) {
+        there = called->shake_hands();
+      }
+      pass(change);
+    }
+    return {here, there};
+  }
+
+  void open(uint64_t bytes_per_key = TlsContext::kBytesPerKey) {
+    connect(called_keys.public_key, bytes_per_key);
+    const auto [here, there] = shake_hands();
+    ASSERT_EQ(here, Handshake::kDone);
+    ASSERT_EQ(there, Handshake::kDone);
+  }
+
+  static ssize_t write(Channel& channel, const std::string& text) {
+    const iovec place{const_cast<char*>(text.data()), text.size()};
+    return channel.write(&place, 1);
+  }
+
+  static ssize_t read(Channel& channel, std::string& text, size_t most = 100'000) {
+    text.assign(most, '\0');
+    const iovec place{text.data(), text.size()};
+    const ssize_t got = channel.read(&place, 1);
+    text.resize(got > 0 ? static_cast<size_t>(got) : 0);
+    return got;
+  }
+
+  Keys caller_keys, called_keys;
+  std::unique_ptr<TlsContext> caller_context, called_context;
+  std::unique_ptr<TlsChannel> caller, called;
+  std::unique_ptr<Fd> at_caller, at_called;
+  std::string text;
+};
+
+TEST_F(TlsTest, BothSidesLearnTheKeyOfTheOther) {
+  open();
+  EXPECT_EQ(caller->peer_key(), called_keys.public_key);
+  EXPECT_EQ(called->peer_key(), caller_keys.public_key);
+}
+
+TEST_F(TlsTest, CarriesDataInBothDirections) {
+  open();
+  EXPECT_EQ(write(*caller, "request"), 7);
+  pass();
+  EXPECT_EQ(read(*called, text), 7);
+  EXPECT_EQ(text, "request");
+  EXPECT_EQ(write(*called, "reply"), 5);
+  pass();
+  EXPECT_EQ(read(*caller, text), 5);
+  EXPECT_EQ(text, "reply");
+  EXPECT_EQ(read(*caller, text), -1);
+  EXPECT_EQ(errno, EAGAIN);
+}
+
+TEST_F(TlsTest, NothingOfTheDataIsVisible) {
+  open();
+  const std::string data = "a text that only the two workers may read";
+  write(*caller, data);
+  const std::string visible = received(at_caller->get());
+  EXPECT_GT(visible.size(), data.size());
+  EXPECT_EQ(visible.find(data.substr(0, 8)), std::string::npos);
+}
+
+TEST_F(TlsTest, PlacesOfAllSizesArriveInOrder) {
+  open();
+  std::vector<std::string> pieces;
+  std::string whole;
+  for (const size_t size : {0, 1, 16, 5000, 16383, 16384, 16385, 0, 40000, 3, 100'000}) {
+    pieces.emplace_back(size, static_cast<char>('a' + pieces.size()));
+    whole += pieces.back();
+  }
+  std::vector<iovec> places;
+  for (std::string& piece : pieces) {
+    places.push_back({piece.data(), piece.size()});
+  }
+  std::string all;
+  size_t done = 0;
+  for (int i = 0; i < 1000 && all.size() < whole.size(); ++i) {
+    if (done < whole.size()) {
+      // The places that are left, as Stream lists them.
+      std::vector<iovec> left;
+      size_t skip = done;
+      for (const iovec& place : places) {
+        const size_t skipped = std::min(skip, place.iov_len);
+        skip -= skipped;
+        if (skipped < place.iov_len) {
+          left.push_back({static_cast<char*>(place.iov_base) + skipped, place.iov_len - skipped});
+        }
+      }
+      const ssize_t now = caller->write(left.data(), static_cast<int>(left.size()));
+      done += now > 0 ? static_cast<size_t>(now) : 0;
+    } else {
+      caller->flush();
+    }
+    pass();
+    if (read(*called, text, 7777) > 0) {
+      all += text;
+    }
+  }
+  EXPECT_TRUE(all == whole);
+}
+
+TEST_F(TlsTest, KeysAreReplacedAfterSoManyBytes) {
+  open(1000);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(write(*caller, std::string(700, 'x')), 700);
+    pass();
+    ASSERT_EQ(read(*called, text), 700);
+    ASSERT_EQ(write(*called, std::string(700, 'y')), 700);
+    pass();
+    ASSERT_EQ(read(*caller, text), 700);
+  }
+}
+
+TEST_F(TlsTest, TheEndOfTheDataIsSigned) {
+  open();
+  write(*caller, "last");
+  caller->finish();
+  pass();
+  EXPECT_EQ(read(*called, text), 4);
+  EXPECT_EQ(read(*called, text), 0);
+}
+
+// --- intruders --------------------------------------------------------------------------------------
+
+TEST_F(TlsTest, AListenerWithAnotherKeyIsRefused) {
+  connect(make_keys().first);
+  const auto [here, there] = shake_hands();
+  EXPECT_EQ(here, Handshake::kFailed);
+  EXPECT_EQ(caller->failure(), "a key is not the one that the other side expects");
+  EXPECT_EQ(there, Handshake::kFailed);
+  EXPECT_EQ(called->failure(), "a key is not the one that the other side expects");
+}
+
+TEST_F(TlsTest, AKeyWithoutItsSecretKeyIsAnError) {
+  EXPECT_THROW(TlsContext(called_keys.public_key, caller_keys.secret_key), TransportError);
+}
+
+TEST_F(TlsTest, AChangedBitOfTheHandshakeEndsIt) {
+  for (const size_t position : {0, 1, 5, 6, 11, 44, 60, 100, 150, 200}) {
+    connect(called_keys.public_key);
+    bool is_first = true;
+    const auto [here, there] = shake_hands([&](std::string& data) {
+      if (std::exchange(is_first, false)) {
+        data[position % data.size()] ^= 1;
+      }
+    });
+    EXPECT_FALSE(here == Handshake::kDone && there == Handshake::kDone) << position;
+    // The side that connects sends data only after an answer, which the other side sends after its handshake.
+    EXPECT_NE(there, Handshake::kDone) << position;
+  }
+}
+
+TEST_F(TlsTest, AChangedBitOfTheSecondFlightEndsTheHandshake) {
+  for (const size_t position : {7, 20, 100, 300, 400}) {
+    connect(called_keys.public_key);
+    int count = 0;
+    const auto [here, there] = shake_hands([&](std::string& data) {
+      if (++count == 2) {
+        data[position % data.size()] ^= 1;
+      }
+    });
+    EXPECT_NE(there, Handshake::kDone) << position;
+  }
+}
+
+TEST_F(TlsTest, AChangedBitOfTheDataEndsTheConnection) {
+  for (const size_t position : {0, 3, 4, 5, 20, 115, 121}) {
+    open();
+    write(*caller, std::string(100, 'x'));
+    std::string data = received(at_caller->get());
+    data[position % data.size()] ^= 0x10;
+    put(at_called->get(), data);
+    ::shutdown(at_called->get(), SHUT_WR);  // a longer record than what arrived would be waited for
+    EXPECT_EQ(read(*called, text), -1) << position;
+    EXPECT_TRUE(errno == EBADMSG || errno == ECONNRESET) << position;
+    EXPECT_EQ(read(*called, text), 0);
+  }
+}
+
+TEST_F(TlsTest, ARepeatedRecordEndsTheConnection) {
+  open();
+  write(*caller, "pay once");
+  const std::string data = received(at_caller->get());
+  put(at_called->get(), data + data);
+  EXPECT_EQ(read(*called, text), 8);
+  EXPECT_EQ(read(*called, text), -1);
+  EXPECT_EQ(errno, EBADMSG);
+}
+
+TEST_F(TlsTest, ADroppedRecordEndsTheConnection) {
+  open();
+  write(*caller, "first");
+  received(at_caller->get());
+  write(*caller, "second");
+  pass();
+  EXPECT_EQ(read(*called, text), -1);
+  EXPECT_EQ(errno, EBADMSG);
+}
+
+TEST_F(TlsTest, ACutConnectionIsNoOrderlyEnd) {
+  open();
+  write(*caller, "half a mes");
+  put(at_called->get(), received(at_caller->get()));
+  ::shutdown(at_called->get(), SHUT_WR);
+  EXPECT_EQ(read(*called, text), 10);
+  EXPECT_EQ(read(*called, text), -1);
+  EXPECT_EQ(errno, ECONNRESET);
+}
+
+TEST_F(TlsTest, ARecordedConnectionIsNotAcceptedAgain) {
+  connect(called_keys.public_key);
+  std::string recorded;
+  const auto [here, there] = shake_hands([&](std::string& data) { recorded += data; });
+  ASSERT_EQ(there, Handshake::kDone);
+  write(*caller, "recorded");
+  recorded += received(at_caller->get());
+  auto [end, intruder] = socket_pair();
+  const auto again = called_context->listening(std::move(end));
+  put(intruder->get(), recorded);
+  Handshake outcome = Handshake::kNeedsData;
+  for (int i = 0; i < 10 && outcome == Handshake::kNeedsData; ++i) {
+    outcome = again->shake_hands();
+  }
+  EXPECT_EQ(outcome, Handshake::kFailed);
+}
+
+TEST_F(TlsTest, DataOfOneDirectionIsNotAcceptedInTheOther) {
+  open();
+  write(*caller, "reflected");
+  put(at_caller->get(), received(at_caller->get()));
+  EXPECT_EQ(read(*caller, text), -1);
+  EXPECT_EQ(errno, EBADMSG);
+}
+
+// A side that speaks another version, or wants other ciphers than ours.
+class DowngradeTest : public TlsTest {
+ protected:
+  // Whether a client with this context can finish a handshake.
+  bool accepts(SSL_CTX* context) {
+    connect(called_keys.public_key);
+    auto [end, unused] = socket_pair();
+    TlsChannel client(context, std::move(end), true, called_keys.public_key, TlsContext::kBytesPerKey);
+    Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
+    for (int i = 0; i < 10; ++i) {
+      here = here == Handshake::kNeedsData ? client.shake_hands() : here;
+      put(at_called->get(), received(unused->get()));
+      there = there == Handshake::kNeedsData ? called->shake_hands() : there;
+      put(unused->get(), received(at_called->get()));
+    }
+    return there == Handshake::kDone;
+  }
+
+  void SetUp() override {
+    context.reset(SSL_CTX_new(TLS_method()));
+    SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
+  }
+
+  struct Free {
+    void operator()(SSL_CTX* of) const { SSL_CTX_free(of); }
+  };
+  std::unique_ptr<SSL_CTX, Free> context;
+};
+
+TEST_F(DowngradeTest, AnOlderVersionOfTlsIsRefused) {
+  SSL_CTX_set_max_proto_version(context.get(), TLS1_2_VERSION);
+  EXPECT_FALSE(accepts(context.get()));
+}
+
+TEST_F(DowngradeTest, AnotherCipherIsRefused) {
+  ASSERT_EQ(SSL_CTX_set_ciphersuites(context.get(), "TLS_AES_128_CCM_SHA256"), 1);
+  EXPECT_FALSE(accepts(context.get()));
+}
+
+TEST_F(DowngradeTest, AClientWithoutAKeyIsRefused) {
+  EXPECT_FALSE(accepts(context.get()));
+}
+
+TEST_F(TlsTest, ServesTwoThreadsAtOnce) {
+  // Without somebody between them, so that both threads only wait for each other.
+  caller_context = std::make_unique<TlsContext>(caller_keys.public_key, caller_keys.secret_key);
+  called_context = std::make_unique<TlsContext>(called_keys.public_key, called_keys.secret_key);
+  auto [one, two] = socket_pair();
+  caller = caller_context->connecting(std::move(one), called_keys.public_key);
+  called = called_context->listening(std::move(two));
+  Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
+  for (int i = 0; i < 10; ++i) {
+    here = here == Handshake::kDone ? here : caller->shake_hands();
+    there = there == Handshake::kDone ? there : called->shake_hands();
+  }
+  ASSERT_EQ(here, Handshake::kDone);
+  ASSERT_EQ(there, Handshake::kDone);
+  constexpr size_t kSize = size_t{8} << 20;
+  const auto send = [](Channel& channel) {
+    const std::string data(kSize, 'x');
+    for (size_t sent = 0; sent < kSize || !channel.flush();) {
+      const iovec place{const_cast<char*>(data.data()) + sent, kSize - sent};
+      const ssize_t now = sent < kSize ? channel.write(&place, 1) : -1;
+      if (now > 0) {
+        sent += static_cast<size_t>(now);
+      } else {
+        pollfd room{channel.fd(), POLLOUT, 0};
+        ::poll(&room, 1, 1000);
+      }
+    }
+  };
+  const auto receive = [](Channel& channel, size_t& total) {
+    std::string data;
+    while (total < kSize) {
+      const ssize_t got = read(channel, data, size_t{1} << 20);
+      if (got > 0) {
+        EXPECT_EQ(data.find_first_not_of('x'), std::string::npos);
+        total += static_cast<size_t>(got);
+      } else if (got == -1 && errno == EAGAIN) {
+        pollfd more{channel.fd(), POLLIN, 0};
+        ::poll(&more, 1, 1000);
+      } else {
+        FAIL();
+      }
+    }
+  };
+  size_t by_caller = 0, by_called = 0;
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] { send(*caller); });
+  threads.emplace_back([&] { send(*called); });
+  threads.emplace_back([&] { receive(*caller, by_caller); });
+  threads.emplace_back([&] { receive(*called, by_called); });
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(by_caller, kSize);
+  EXPECT_EQ(by_called, kSize);
+}
+
+}  // namespace
+}  // namespace rpc_backends::zeromq
