@@ -32,8 +32,8 @@ class Endpoint {
   // result is known.
   std::shared_ptr<Fd> probe(int& error) const;
 
-  // Creates a socket that listens on "tcp://ADDRESS:PORT" or "ipc://PATH", and sets `bound` to the endpoint with the port
-  // that the system has chosen if the port is "*". Throws BindError.
+  // Creates a socket that listens on "tcp://ADDRESS:PORT" or "ipc://PATH", and sets `bound` to the endpoint with the
+  // port that the system has chosen if the port is "*". Throws BindError.
   static std::unique_ptr<Fd> listen(const std::string& text, std::string& bound);
 
   friend bool operator==(const Endpoint& a, const Endpoint& b) { return a.text_ == b.text_; }

@@ -142,17 +142,16 @@ std::string Listener::answer_for(int worker) {
 void Listener::enter(std::unique_ptr<Channel> channel, const Greeting& greeting) {
   const int worker = greeting.worker;
   const uint64_t time = greeting.time;
-  auto stream = std::make_shared<Stream>(
-      services_.of_streams, worker, std::move(channel),
-      [this, weak = weak_from_this(), worker, time](const std::string& reason) {
-        if (const auto self = weak.lock()) {
-          services_.of_streams.event_loop.post([this, weak, worker, time, reason] {
-            if (const auto listener = weak.lock()) {
-              on_end(worker, time, reason);
-            }
-          });
-        }
-      });
+  auto stream = std::make_shared<Stream>(services_.of_streams, worker, std::move(channel),
+                                         [this, weak = weak_from_this(), worker, time](const std::string& reason) {
+                                           if (const auto self = weak.lock()) {
+                                             services_.of_streams.event_loop.post([this, weak, worker, time, reason] {
+                                               if (const auto listener = weak.lock()) {
+                                                 on_end(worker, time, reason);
+                                               }
+                                             });
+                                           }
+                                         });
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) {

@@ -63,8 +63,8 @@ MessageReader::Outcome MessageReader::read(Channel& channel) {
   }
   if (got <= 0) {
     text_ = got == 0 || errno == ECONNRESET ? ""
-            : errno == EBADMSG               ? "the data that arrived was changed on its way"
-                                             : std::strerror(errno);
+            : errno == EBADMSG              ? "the data that arrived was changed on its way"
+                                            : std::strerror(errno);
     return Outcome::kEnd;
   }
   const auto size = static_cast<size_t>(got);

@@ -50,8 +50,7 @@ Stream::Stream(const Services& services, int peer, std::unique_ptr<Channel> chan
       channel_(std::move(channel)),
       on_end_(std::move(on_end)),
       reader_(services.settings.max_message),
-      last_activity_(Clock::now()) {
-}
+      last_activity_(Clock::now()) {}
 
 Stream::~Stream() {
   close(Clock::now());
@@ -274,8 +273,15 @@ void Stream::forget(const std::string& reason) {
 Clock::duration Stream::check_liveness() {
   const auto now = Clock::now();
   const bool has_read = has_been_read();
-  if (has_read || is_unread()) {
+  const bool is_late = is_unread();
+  if (has_read || is_late) {
     last_activity_ = now;
+  }
+  if (is_late) {
+    // No thread waits for events now. The peer must get its pongs all the same.
+    if (const std::unique_lock<std::mutex> lock(reading_, std::try_to_lock); lock) {
+      read_batch();
+    }
   }
   const auto silence = now - last_activity_.load();
   if (silence >= duration_of(services_.settings.heartbeat) / 2 &&
@@ -309,10 +315,15 @@ bool Stream::has_been_read() {
 // --- reading ----------------------------------------------------------------------------------------
 
 void Stream::pump() {
-  std::lock_guard<std::mutex> lock(reading_);
+  const std::lock_guard<std::mutex> lock(reading_);
+  read_batch();
+}
+
+// Needs the lock for reading.
+void Stream::read_batch() {
   size_t bytes = 0;
   bool is_drained = false;
-  for (int i = 0; i < kBatch && bytes < kBatchBytes && source_ != 0; ++i) {
+  for (int i = 0; i < kBatch && bytes < kBatchBytes && source_ != 0 && !read_to_end_; ++i) {
     const uint64_t before = reader_.bytes_read();
     const MessageReader::Outcome outcome = reader_.next(*channel_);
     if (const uint64_t more = reader_.bytes_read() - before; more > 0) {
@@ -327,7 +338,7 @@ void Stream::pump() {
       return;
     }
   }
-  if (source_ == 0) {
+  if (source_ == 0 || read_to_end_) {
     return;
   }
   if (is_drained) {

@@ -84,6 +84,7 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   void flush();
   void write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent);
   Written write(Outgoing& message);
+  void read_batch();
   bool handle(MessageReader::Outcome outcome);
   bool is_unread();
   bool has_been_read();

@@ -90,14 +90,14 @@ TlsContext::TlsContext(const std::string& public_key, const std::string& secret_
   const char* const suites = has_aes() ? "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
                                        : "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_GCM_SHA256";
   if (SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1 ||
-      SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 ||
-      SSL_CTX_set_ciphersuites(context, suites) != 1 || SSL_CTX_set_num_tickets(context, 0) != 1 ||
-      SSL_CTX_use_certificate(context, certificate.get()) != 1 || SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
+      SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 || SSL_CTX_set_ciphersuites(context, suites) != 1 ||
+      SSL_CTX_set_num_tickets(context, 0) != 1 || SSL_CTX_use_certificate(context, certificate.get()) != 1 ||
+      SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
     fail("use TLS 1.3");
   }
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
-                                SSL_MODE_RELEASE_BUFFERS);
+  SSL_CTX_set_mode(context,
+                   SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
   SSL_CTX_set_read_ahead(context, 1);
   SSL_CTX_set_default_read_buffer_len(context, kBatch);
   SSL_CTX_set_max_cert_list(context, kLongestCertificate);
@@ -165,8 +165,7 @@ int TlsChannel::keep_sealed(BIO* bio, const char* data, int size) {
 // --- the handshake ----------------------------------------------------------------------------------
 
 int TlsChannel::verify(X509_STORE_CTX* store, void* /*unused*/) {
-  const auto* const ssl =
-      static_cast<SSL*>(X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx()));
+  const auto* const ssl = static_cast<SSL*>(X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx()));
   auto* const channel = static_cast<TlsChannel*>(SSL_get_app_data(ssl));
   if (channel->check_key(X509_STORE_CTX_get0_cert(store))) {
     return 1;
@@ -254,32 +253,27 @@ ssize_t TlsChannel::read(const iovec* places, int count) {
 bool TlsChannel::read_record(char* place, size_t size, size_t& got) {
   got = 0;
   if (is_over_) {
-    return true;
+    errno = why_over_;
+    return why_over_ == 0;
   }
   ERR_clear_error();
   errno = 0;
   if (SSL_read_ex(ssl_.get(), place, size, &got) == 1) {
     return true;
   }
-  switch (SSL_get_error(ssl_.get(), 0)) {
-    case SSL_ERROR_WANT_READ:
-    case SSL_ERROR_WANT_WRITE:
-      errno = EAGAIN;
-      return false;
-    case SSL_ERROR_ZERO_RETURN:
-      is_over_ = true;
-      return true;
-    case SSL_ERROR_SYSCALL:
-      is_over_ = true;
-      if (errno == 0) {
-        errno = ECONNRESET;
-      }
-      return false;
-    default:
-      is_over_ = true;
-      errno = ERR_GET_REASON(ERR_peek_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING ? ECONNRESET : EBADMSG;
-      return false;
+  const int what = SSL_get_error(ssl_.get(), 0);
+  if (what == SSL_ERROR_WANT_READ || what == SSL_ERROR_WANT_WRITE) {
+    errno = EAGAIN;
+    return false;
   }
+  is_over_ = true;
+  if (what == SSL_ERROR_SYSCALL) {
+    why_over_ = errno == 0 ? ECONNRESET : errno;
+  } else if (what != SSL_ERROR_ZERO_RETURN) {
+    why_over_ = ERR_GET_REASON(ERR_peek_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING ? ECONNRESET : EBADMSG;
+  }
+  errno = why_over_;
+  return why_over_ == 0;
 }
 
 ssize_t TlsChannel::write(const iovec* places, int count) {

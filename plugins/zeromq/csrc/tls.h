@@ -91,6 +91,7 @@ class TlsChannel final : public Channel {
   size_t sent_ = 0;           // bytes at the front of `sealed_` that the socket has taken
   uint64_t with_this_key_ = 0;
   bool is_over_ = false;  // no more data can be read
+  int why_over_ = 0;      // errno; 0 if the peer has said that no more follow
   std::vector<char> gathered_;
 };
 

@@ -44,8 +44,8 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
         tls(settings->encrypts() ? std::make_unique<TlsContext>(settings->public_key, settings->secret_key) : nullptr),
         services{*settings, inbox, event_loop, writer, releaser, *counters, tls.get()},
         peers(services),
-        listener(std::make_shared<Listener>(Acceptor::Services{services, callback_thread, directory, proofs},
-                                            arrival())) {}
+        listener(
+            std::make_shared<Listener>(Acceptor::Services{services, callback_thread, directory, proofs}, arrival())) {}
 
   std::function<void(int)> arrival() {
     return [this](int peer) { event_loop.post([this, peer] { peers.hint(peer); }); };

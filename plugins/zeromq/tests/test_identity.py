@@ -174,16 +174,16 @@ def test_encryption_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
     [
         ("", "another backend"),
         ("pigeon 1 2 3", "another backend"),
-        ("zeromq3 sealed 1 2 {}", "another version of rpc-backend-zeromq"),
-        ("zeromq2 ajar {}", "'ajar'"),
-        ("zeromq2", "''"),
-        ("zeromq2 open " + "[" * 10_000, "not JSON"),
-        ("zeromq2 open " + "x" * 100_000, "too long"),
-        ("zeromq2 open {}", "does not have the fields of a Publication"),
-        ("zeromq2 open 3", "does not have the fields of a Publication"),
-        ("zeromq2 open é", "not plain text"),
-        ("zeromq2 sealed \x1b[31m 1 {}", "not plain text"),
-        ("zeromq2 open {}\n", "not plain text"),
+        ("zeromq4 sealed 1 2 {}", "another version of rpc-backend-zeromq"),
+        ("zeromq3 ajar {}", "'ajar'"),
+        ("zeromq3", "''"),
+        ("zeromq3 open " + "[" * 10_000, "not JSON"),
+        ("zeromq3 open " + "x" * 100_000, "too long"),
+        ("zeromq3 open {}", "does not have the fields of a Publication"),
+        ("zeromq3 open 3", "does not have the fields of a Publication"),
+        ("zeromq3 open é", "not plain text"),
+        ("zeromq3 sealed \x1b[31m 1 {}", "not plain text"),
+        ("zeromq3 open {}\n", "not plain text"),
     ],
 )
 def test_an_invalid_publication_is_refused_with_the_reason(text: str, why: str) -> None:
@@ -239,11 +239,11 @@ def test_an_invalid_field_is_refused(a_secret: Secret, change: dict[str, Any]) -
 
     # A broken worker that has the secret could write such a publication.
     proof = seals._proof(Publication.FORM, payload, a_secret)
-    sealed = f"zeromq2 sealed {a_secret.fingerprint} {proof} {payload}"
+    sealed = f"zeromq3 sealed {a_secret.fingerprint} {proof} {payload}"
     assert "the address of worker 'wörker 1' (rank 2) in the store is invalid: " in error_of(
         sealed, a_secret
     )
-    error_of(f"zeromq2 open {payload}", None)
+    error_of(f"zeromq3 open {payload}", None)
 
 
 def test_only_the_canonical_json_form_is_accepted() -> None:
@@ -255,7 +255,7 @@ def test_only_the_canonical_json_form_is_accepted() -> None:
         payload.replace('"rank":2', '"rank":3,"rank":2'),
         json.dumps(json.loads(payload)),
     ):
-        assert "in the store is invalid" in error_of(f"zeromq2 open {other}", None)
+        assert "in the store is invalid" in error_of(f"zeromq3 open {other}", None)
 
 
 def test_keys_may_use_every_character_of_z85() -> None:

@@ -418,7 +418,7 @@ def test_a_replayed_connection_runs_nothing(url: str, text: str, tmp_path: Path)
         pieces = list(recorder.pieces)
         assert sum(map(len, pieces)) > 500  # a handshake and a call
         replay(target, pieces, wait_for_replies=False)
-        # The hello is not bound to a key, so worker0 answers it, with other random numbers and keys than then.
+        # The hello is bound to no key, so worker0 answers it: with other random numbers and keys.
         assert replay(target, pieces, wait_for_replies=True)
         logged_line(workers[0], "'worker0' refused a connection", "a connection to tcp://")
         failures = "transport.zeromq.failed_handshakes"

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from rpc_backend_zeromq._native import Transport, make_keys
-
 from support import steps
 from support.stores import CountingStore
 from support.workers import Worker, WorkerContext, WorkerError, Workers

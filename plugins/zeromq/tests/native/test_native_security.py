@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from native_workers import (
     TIME_LIMIT,
-    VERSION,
     Intruder,
     Worker,
     eventually,
@@ -193,7 +192,9 @@ def plain(text: bytes) -> bytes:
 def refusal_without_messages(worker: Worker, intruder: Intruder) -> str:
     """Make a worker read until the intruder is refused; it must get no message. Return the reason."""
     reason: list[str] = []
-    reading = threading.Thread(target=lambda: reason.append(intruder.rest().decode(errors="replace")))
+    reading = threading.Thread(
+        target=lambda: reason.append(intruder.rest().decode(errors="replace"))
+    )
     reading.start()
     until = time.monotonic() + TIME_LIMIT
     while reading.is_alive():
@@ -235,7 +236,12 @@ def test_a_worker_cannot_impersonate_another(make: MakeWorker) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [b"x" * 56, greeting(1, form=b"RPCZMQ\x00\x04"), greeting(1, form=b"RPCUNIX\x01"), greeting(-1)],
+    [
+        b"x" * 56,
+        greeting(1, form=b"RPCZMQ\x00\x04"),
+        greeting(1, form=b"RPCUNIX\x01"),
+        greeting(-1),
+    ],
     ids=["text", "a later version", "an earlier version", "negative"],
 )
 def test_an_invalid_greeting_is_refused(make: MakeWorker, encrypted: bool, name: bytes) -> None:
@@ -373,7 +379,7 @@ def test_an_unfinished_handshake_times_out(make: MakeWorker) -> None:
         ("127.0.0.1", int(zero.endpoint.rpartition(":")[2]))
     ) as connection:
         connection.settimeout(TIME_LIMIT)
-        connection.sendall(HELLO[:1])
+        connection.sendall(greeting(1)[:20])
         while connection.recv(1000):
             pass
     eventually(lambda: zero.metric("failed_handshakes") == 1, "the failed handshake is counted")

@@ -26,9 +26,15 @@ MOST_OPEN = 200
 #: Bytes that pending handshakes may take.
 MOST_HELD = 48 * MIB
 
+
 def record(content: bytes, size: int | None = None, kind: int = 22) -> bytes:
     """Return a record of TLS that announces ``size`` bytes; 22: of the handshake."""
-    return bytes([kind]) + b"\3\3" + (len(content) if size is None else size).to_bytes(2, "big") + content
+    return (
+        bytes([kind])
+        + b"\3\3"
+        + (len(content) if size is None else size).to_bytes(2, "big")
+        + content
+    )
 
 
 def handshake(kind: int, content: bytes, size: int | None = None) -> bytes:

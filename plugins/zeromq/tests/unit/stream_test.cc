@@ -31,12 +31,13 @@ struct End {
   explicit End(int peer) : peer(peer) {}
 
   void open(int fd) {
-    stream = std::make_shared<Stream>(Stream::Services{settings, inbox, loop, writer, releaser, counters}, peer,
-                                          std::make_unique<Fd>(fd), [this](const std::string& why) {
-                                            reason = why;
-                                            has_ended = true;
-                                            has_ended.notify_all();
-                                          });
+    stream =
+        std::make_shared<Stream>(Stream::Services{settings, inbox, loop, writer, releaser, counters}, peer,
+                                 std::make_unique<Channel>(std::make_unique<Fd>(fd)), [this](const std::string& why) {
+                                   reason = why;
+                                   has_ended = true;
+                                   has_ended.notify_all();
+                                 });
   }
 
   Event next() {
@@ -226,9 +227,9 @@ TEST_F(StreamTest, ASilentPeerGetsAPingAndAnswersIt) {
   EXPECT_TRUE(is_shorter);
 }
 
-TEST_F(StreamTest, WaitingForItsStartEndsWhenItIsAbandoned) {
+TEST_F(StreamTest, WaitingForQueuedMessagesEndsWhenTheStreamIsAbandoned) {
   ASSERT_TRUE(one.stream->send(parts_with({"queued"})));
-  std::thread waiting([this] { one.stream->wait_until_started(limit()); });
+  std::thread waiting([this] { one.stream->wait_until_sent(limit()); });
   one.stream->abandon();
   waiting.join();
   EXPECT_LT(Clock::now(), limit());
