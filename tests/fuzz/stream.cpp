@@ -1,4 +1,4 @@
-// For any bytes from a Unix socket, the MessageReader returns messages or reports malformed input, and the
+// For any bytes from a connection, the MessageReader returns messages or reports malformed input, and the
 // result does not depend on how the bytes are split on the way.
 //
 // The first byte of an input says how the rest is split; the rest is the stream.
@@ -34,6 +34,7 @@ std::string read_in_pieces(const uint8_t* data, size_t length, size_t size) {
   if (ends[0] == -1) {
     check(::pipe2(ends, O_NONBLOCK) == 0);
   }
+  static Channel channel(std::make_unique<Fd>(ends[0]));
   MessageReader reader(kMaxMessage);
   std::string read;
   bool over = false;
@@ -43,7 +44,7 @@ std::string read_in_pieces(const uint8_t* data, size_t length, size_t size) {
     at += now;
     // Reads until the reader is blocked twice in a row: the second call finds anything that the first has left.
     for (int blocked = 0; blocked < 2 && !over;) {
-      const MessageReader::Outcome outcome = reader.next(ends[0]);
+      const MessageReader::Outcome outcome = reader.next(channel);
       if (outcome == MessageReader::Outcome::kBlocked) {
         ++blocked;
         continue;

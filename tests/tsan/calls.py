@@ -1,6 +1,6 @@
 """Run under ThreadSanitizer: the tests that create agents, and storms of calls.
 
-All agents are in one process, on transports in memory, on sockets (Python) and on ZeroMQ.
+All agents are in one process, on transports in memory, on sockets (Python) and on ZEROMQ.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ import test_pieces  # noqa: E402
 import test_start  # noqa: E402
 import test_thread_pool  # noqa: E402
 import torch  # noqa: E402
-import zmq  # noqa: E402
 from torch.distributed import rpc  # noqa: E402
 
-from rpc_backend_zeromq._native import Transport  # noqa: E402
+from rpc_backend_zeromq._native import Transport, make_keys  # noqa: E402
 from rpc_backends_agents.transports.sockets import SocketTransport  # noqa: E402
 
 
@@ -98,8 +97,8 @@ def storm(agents: tuple[Any, Any], rounds: int) -> None:
 
 
 def zeromq(encrypted: bool) -> Any:
-    """Return a listening transport of ZeroMQ."""
-    public, secret = zmq.curve_keypair() if encrypted else (None, None)
+    """Return a listening transport of ZEROMQ."""
+    public, secret = make_keys() if encrypted else (None, None)
     transport = Transport(
         public_key=public,
         secret_key=secret,
@@ -156,8 +155,8 @@ def storms() -> None:
     print("storm in memory", flush=True)
     kinds: dict[str, Callable[[], Any]] = {
         "sockets": SocketTransport,
-        "ZeroMQ": lambda: zeromq(False),
-        "ZeroMQ, encrypted": lambda: zeromq(True),
+        "ZEROMQ": lambda: zeromq(False),
+        "ZEROMQ, encrypted": lambda: zeromq(True),
     }
     for name, transport in kinds.items():
         storm_and_end(transport)

@@ -33,6 +33,7 @@ _OF_OTHERS = (
     *("libucp.so.0", "libuct.so.0", "libucs.so.0", "libucm.so.0"),
 )
 _AGENTS = "packages/agents"
+_ZEROMQ = "plugins/zeromq"
 #: The time of all files in sdists and wheels, so that two builds of the same sources are equal.
 _TIME = "1577836800"
 _LICENSE = "BSD-3-Clause"  # of pybind11 and of torch
@@ -137,12 +138,16 @@ def build_wheel(
 def _inside(folder: Path, python: Path, builds: Mapping[str, Path]) -> Iterator[sbom.Component]:
     """Yield the software of others whose code is in a wheel: C++ that headers bring along.
 
-    libzmq and UCX are not: they are installed beside the wheel, with pyzmq and libucx-cu12.
+    UCX is not: it is installed beside the wheel, with libucx-cu12.
     """
     if has_cpp(folder):
         code = "import importlib.metadata as m; print(m.version('pybind11'))"
         version = subprocess.check_output([python, "-c", code], text=True).strip()
         yield sbom.Component("pybind11", version, _LICENSE)
+    if folder.match(_ZEROMQ):
+        command = ["pkg-config", "--modversion", "openssl"]
+        version = subprocess.check_output(command, text=True).strip()
+        yield sbom.Component("openssl", version, "Apache-2.0", "generic")
     if folder.match(_AGENTS):
         for name in sorted(builds):
             yield sbom.Component("torch", name.split("-")[1], _LICENSE)

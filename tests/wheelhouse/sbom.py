@@ -27,11 +27,13 @@ class Component:
     """Software of others whose code is in a wheel.
 
     :ivar license: its SPDX identifier.
+    :ivar origin: where its name is from, as a package URL says it.
     """
 
     name: str
     version: str
     license: str
+    origin: str = "pypi"
 
     def entry(self) -> dict[str, object]:
         """Return the entry in a bill of materials."""
@@ -39,7 +41,7 @@ class Component:
             "type": "library",
             "name": self.name,
             "version": self.version,
-            "purl": f"pkg:pypi/{self.name}@{self.version}",
+            "purl": f"pkg:{self.origin}/{self.name}@{self.version}",
             "licenses": [{"license": {"id": self.license}}],
         }
 

@@ -25,26 +25,18 @@ Inbox::Inbox() {
   epoll_.add(close_.fd(), EPOLLIN, kClose);
 }
 
-uint64_t Inbox::add(int fd, const std::weak_ptr<Source>& source) {
-  return add(fd, source, EPOLLIN | EPOLLET);
-}
-
-uint64_t Inbox::add_one_shot(int fd, const std::weak_ptr<Source>& source) {
-  return add(fd, source, EPOLLIN | EPOLLONESHOT);
-}
-
 void Inbox::rearm(uint64_t id, int fd) {
   epoll_.rearm(fd, EPOLLIN | EPOLLONESHOT, id);
 }
 
-uint64_t Inbox::add(int fd, const std::weak_ptr<Source>& source, uint32_t events) {
+uint64_t Inbox::add(int fd, const std::weak_ptr<Source>& source) {
   uint64_t id = 0;
   {
     std::lock_guard<std::mutex> lock(sources_mutex_);
     id = next_id_++;
     sources_.emplace(id, source);
   }
-  epoll_.add(fd, events, id);
+  epoll_.add(fd, EPOLLIN | EPOLLONESHOT, id);
   return id;
 }
 
@@ -94,17 +86,6 @@ void Inbox::again(uint64_t id) {
     help = wants_help();
   }
   wake_if(help);
-}
-
-bool Inbox::again_after_events(uint64_t id) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (events_.empty()) {
-    return false;
-  }
-  if (std::find(again_.begin(), again_.end(), id) == again_.end()) {
-    again_.push_back(id);
-  }
-  return true;
 }
 
 void Inbox::close() {

@@ -4,8 +4,7 @@
 // over. A thread that wakes reads a few messages from its source. It takes one; the others stay in the queue, and
 // another waiting thread is woken for them.
 //
-// The sources are edge-triggered, because the file descriptor of a ZeroMQ socket is. A thread that uses a socket in
-// any way must read it until it is empty, or call again(), before another thread uses it.
+// One thread at a time reads a source. It calls rearm() when it has read everything, or else again().
 #pragma once
 
 #include <atomic>
@@ -36,21 +35,15 @@ class Inbox {
  public:
   Inbox();
 
-  // Returns the id of the source, for again() and remove().
+  // Returns the id of the source, for the calls below. After each pump(), the descriptor is not waited for until
+  // rearm().
   uint64_t add(int fd, const std::weak_ptr<Source>& source);
-
-  // The same for a source that one thread at a time pumps: no other thread pumps it until rearm().
-  uint64_t add_one_shot(int fd, const std::weak_ptr<Source>& source);
   void rearm(uint64_t id, int fd);
 
   void remove(uint64_t id, int fd);
 
   // Schedules another pump(), because there is more to read.
   void again(uint64_t id);
-
-  // The same without waking a thread if events are queued, because a thread that takes an event also pumps. Returns
-  // false if no events are queued.
-  bool again_after_events(uint64_t id);
 
   void push(Event event);
 
@@ -60,7 +53,6 @@ class Inbox {
   void close();
 
  private:
-  uint64_t add(int fd, const std::weak_ptr<Source>& source, uint32_t events);
   bool take(Event& event);
   uint64_t take_again();
   bool wants_help() const;

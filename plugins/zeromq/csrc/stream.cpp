@@ -75,7 +75,7 @@ void Stream::start() {
         EPOLLOUT | EPOLLET);
   }
   std::lock_guard<std::mutex> lock(reading_);
-  source_ = services_.inbox.add_one_shot(fd(), weak_from_this());
+  source_ = services_.inbox.add(fd(), weak_from_this());
   services_.inbox.again(source_);  // the channel may hold data already, of which the socket knows nothing
 }
 

@@ -1,4 +1,4 @@
-"""ZEROMQ for ``torch.distributed.rpc``: workers communicate over ZeroMQ, authenticated and encrypted."""
+"""ZEROMQ for ``torch.distributed.rpc``: workers communicate over TLS and Unix sockets, authenticated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on demand: `rpc-backends secret` is in this package and needs neither torch nor ZeroMQ.
+    # Imported on demand: `rpc-backends secret` is in this package and needs neither torch nor C++.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -122,7 +122,7 @@ def source_for(address: str, scope: str | None = None) -> str | None:
 
 
 def tcp_endpoint(address: str, port: int | str) -> str:
-    """Return an address and a port as a ZeroMQ endpoint."""
+    """Return an address and a port as an endpoint."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 

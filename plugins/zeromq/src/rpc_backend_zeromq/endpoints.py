@@ -29,7 +29,7 @@ class Surroundings:
 
 
 def choose(peer: Publication, me: Surroundings) -> str:
-    """Return the ZeroMQ endpoint of ``peer`` to connect to.
+    """Return the endpoint of ``peer`` to connect to.
 
     :raises AddressError: this worker cannot reach any endpoint of ``peer``; the text says why and what
         to do.

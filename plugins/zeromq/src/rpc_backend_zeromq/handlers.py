@@ -15,5 +15,5 @@ BACKEND = engine_backend(
     ZeroMQRpcBackendOptions,
     ZeroMQTransport,
     capabilities={Capability.ENCRYPTION},
-    description="ZeroMQ: authenticated and encrypted, no TensorPipe",
+    description="TLS 1.3: authenticated and encrypted, no TensorPipe",
 )

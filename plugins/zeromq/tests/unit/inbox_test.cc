@@ -74,7 +74,7 @@ TEST(Inbox, ASourceThatWasRemovedOrDestroyedIsNotRead) {
   EXPECT_EQ(inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Received::kTimeout);
 }
 
-TEST(Inbox, AOneShotSourceIsReadByOneThreadUntilItIsRearmed) {
+TEST(Inbox, ASourceIsReadByOneThreadUntilItIsRearmed) {
   Inbox inbox;
   Signal signal;
   std::atomic<int> reading{0}, reads{0};
@@ -89,7 +89,7 @@ TEST(Inbox, AOneShotSourceIsReadByOneThreadUntilItIsRearmed) {
       inbox.rearm(id, signal.fd());  // the descriptor stays readable
     }
   });
-  id = inbox.add_one_shot(signal.fd(), source);
+  id = inbox.add(signal.fd(), source);
   signal.set();
   std::atomic<int> received{0};
   std::vector<std::thread> threads;
@@ -127,24 +127,6 @@ TEST(Inbox, AgainReadsTheSourceOnceMoreWithoutItsDescriptor) {
   Event event;
   ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
   EXPECT_EQ(event.peer, 3);
-}
-
-TEST(Inbox, AgainAfterEventsNeedsQueuedEvents) {
-  Inbox inbox;
-  Signal signal;
-  int reads = 0;
-  const auto source = std::make_shared<FunctionSource>([&] { inbox.push(event_of(++reads)); });
-  const uint64_t id = inbox.add(signal.fd(), source);
-  EXPECT_FALSE(inbox.again_after_events(id));
-  inbox.push(event_of(7));
-  EXPECT_TRUE(inbox.again_after_events(id));
-  EXPECT_TRUE(inbox.again_after_events(id));  // counts once
-  Event event;
-  ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
-  EXPECT_EQ(event.peer, 7);
-  ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
-  EXPECT_EQ(event.peer, 1);
-  EXPECT_EQ(inbox.receive(event, Clock::now()), Received::kTimeout);
 }
 
 TEST(Inbox, ABurstOfOneSourceWakesOtherThreads) {
