@@ -60,8 +60,7 @@ struct Peer {
 
 void expect_nothing_to_read(TlsChannel& channel) {
   char buffer[100];
-  const iovec place{buffer, sizeof buffer};
-  check(channel.read(&place, 1) <= 0);
+  check(channel.read(buffer, sizeof buffer) <= 0);
 }
 
 void send_alone(TlsChannel& channel, int other_end, const std::string& data) {

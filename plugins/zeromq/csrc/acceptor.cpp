@@ -279,8 +279,7 @@ bool Acceptor::shake_hands(uint64_t id) {
 bool Acceptor::read_greeting(uint64_t id) {
   Pending& pending = pending_.at(id);
   char buffer[sizeof(Greeting)];
-  const iovec place{buffer, sizeof buffer - pending.greeting.size()};
-  const ssize_t got = pending.channel->read(&place, 1);
+  const ssize_t got = pending.channel->read(buffer, sizeof buffer - pending.greeting.size());
   if (got == -1 && errno == EAGAIN) {
     return false;
   }

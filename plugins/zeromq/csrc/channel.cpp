@@ -6,11 +6,22 @@
 
 namespace rpc_backends::zeromq {
 
-ssize_t Channel::read(const iovec* places, int count) {
+ssize_t Channel::read(void* data, size_t size) {
+  const iovec place{data, size};
+  bool is_drained = false;
+  return read(&place, 1, is_drained);
+}
+
+ssize_t Channel::read(const iovec* places, int count, bool& is_drained) {
+  size_t room = 0;
+  for (int i = 0; i < count; ++i) {
+    room += places[i].iov_len;
+  }
   ssize_t got = 0;
   do {
     got = ::readv(fd(), places, count);
   } while (got == -1 && errno == EINTR);
+  is_drained = got >= 0 && static_cast<size_t>(got) < room;
   return got;
 }
 

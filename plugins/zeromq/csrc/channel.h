@@ -11,7 +11,7 @@
 
 namespace rpc_backends::zeromq {
 
-// One thread may read while another one writes.
+// One thread may read while another one writes. No two threads may read, or write, at the same time.
 class Channel {
  public:
   explicit Channel(std::unique_ptr<Fd> fd) : fd_(std::move(fd)) {}
@@ -22,8 +22,9 @@ class Channel {
   int fd() const { return fd_->get(); }
 
   // Returns the number of bytes that were read; 0 at the end of the data. Returns -1 and sets errno on failure, to
-  // EAGAIN if no data is there now. If fewer bytes were read than the places take, no more are there now.
-  virtual ssize_t read(const iovec* places, int count);
+  // EAGAIN if no data is there now. `is_drained` is set if no more data is there after what was read.
+  virtual ssize_t read(const iovec* places, int count, bool& is_drained);
+  ssize_t read(void* data, size_t size);
 
   // Returns how many bytes were taken. Returns -1 and sets errno on failure, to EAGAIN if there is no room now.
   virtual ssize_t write(const iovec* places, int count);

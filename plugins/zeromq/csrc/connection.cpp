@@ -235,8 +235,7 @@ void Connection::on_answer() {
       break;
     }
     char buffer[sizeof answer + wire::kLongestReason];
-    const iovec place{buffer, wanted - answer_.size()};
-    const ssize_t got = channel_->read(&place, 1);
+    const ssize_t got = channel_->read(buffer, wanted - answer_.size());
     if (got == -1 && errno == EAGAIN) {
       return;
     }

@@ -57,7 +57,7 @@ MessageReader::Outcome MessageReader::read(Channel& channel) {
   for (size_t i = 0; i < count; ++i) {
     room += places[i].iov_len;
   }
-  const ssize_t got = channel.read(places, static_cast<int>(count));
+  const ssize_t got = channel.read(places, static_cast<int>(count), drained_);
   if (got == -1 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
     return Outcome::kBlocked;
   }
@@ -69,7 +69,6 @@ MessageReader::Outcome MessageReader::read(Channel& channel) {
   }
   const auto size = static_cast<size_t>(got);
   bytes_read_ += size;
-  drained_ = size < room;
   const size_t placed = std::min(size, room - places[count - 1].iov_len);
   advance(placed);
   end_ += size - placed;

@@ -1,6 +1,7 @@
 #include "tls.h"
 
 #include <openssl/bio.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/x509.h>
 #include <sys/socket.h>
@@ -13,7 +14,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "greeting.h"
@@ -24,15 +24,21 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
-// Bytes of the largest record.
-constexpr size_t kRecord = SSL3_RT_MAX_PLAIN_LENGTH;
-// Bytes that are sealed before they are sent, and that one call reads from the socket. Measured: with records of
-// 16 KiB in a call each, a message of 64 MiB takes 1.3 times as long.
-constexpr size_t kBatch = size_t{256} << 10;
-// Bytes of memory for sealed data that an idle connection keeps.
-constexpr size_t kMostKept = size_t{32} << 10;
+// Records that are sealed before they are sent in one call. More would not stay in the processor's cache.
+constexpr size_t kBatch = 5;
+constexpr size_t kSealedSize = kBatch * (records::kMost + records::kAdded) + 64;
+// Bytes that one call reads from the socket. Below the size from which malloc() asks the kernel for memory.
+constexpr size_t kArrivedSize = size_t{96} << 10;
+// Data of messages in longer records go to their place directly.
+constexpr size_t kShort = 64;
+// Messages of TLS.
+constexpr char kKeyUpdate[] = {24, 0, 0, 1, 0};
+constexpr char kCloseNotify[] = {1, 0};
 // Bytes of the longest certificate of a peer. Ours has about 200.
 constexpr long kLongestCertificate = 4096;
+
+// Numbers of cipher suites.
+constexpr uint16_t kAesGcm = 0x1301, kChaCha20 = 0x1303;
 
 constexpr const char* kOtherKey = "a key is not the one that the other side expects";
 
@@ -96,10 +102,6 @@ TlsContext::TlsContext(const std::string& public_key, const std::string& secret_
     fail("use TLS 1.3");
   }
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_mode(context,
-                   SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
-  SSL_CTX_set_read_ahead(context, 1);
-  SSL_CTX_set_default_read_buffer_len(context, kBatch);
   SSL_CTX_set_max_cert_list(context, kLongestCertificate);
   SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
 }
@@ -120,16 +122,15 @@ TlsChannel::TlsChannel(SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects, 
       peer_key_(std::move(peer_key)),
       ssl_(SSL_new(context)) {
   SSL_CTX_set_cert_verify_callback(context, &TlsChannel::verify, nullptr);
-  BIO* const arriving = BIO_new_socket(this->fd(), BIO_NOCLOSE);
-  BIO* const leaving = keeping() == nullptr ? nullptr : BIO_new(keeping());
-  if (!ssl_ || arriving == nullptr || leaving == nullptr || SSL_set_app_data(ssl_.get(), this) != 1) {
-    BIO_free(arriving);
-    BIO_free(leaving);
+  SSL_CTX_set_keylog_callback(context, &TlsChannel::keep_secret);
+  BIO* const bio = socket_method() == nullptr ? nullptr : BIO_new(socket_method());
+  if (!ssl_ || bio == nullptr || SSL_set_app_data(ssl_.get(), this) != 1) {
+    BIO_free(bio);
     zeromq::fail("make a connection");
   }
-  BIO_set_data(leaving, this);
-  BIO_set_init(leaving, 1);
-  SSL_set_bio(ssl_.get(), arriving, leaving);
+  BIO_set_data(bio, this);
+  BIO_set_init(bio, 1);
+  SSL_set_bio(ssl_.get(), bio, bio);
   if (connects) {
     SSL_set_connect_state(ssl_.get());
   } else {
@@ -139,12 +140,13 @@ TlsChannel::TlsChannel(SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects, 
 
 TlsChannel::~TlsChannel() = default;
 
-// Where `ssl_` writes: memory, so that many records are sent in one call.
-const BIO_METHOD* TlsChannel::keeping() {
+// What OpenSSL's own BIO for sockets does, except that a peer that has closed the connection causes no signal.
+const BIO_METHOD* TlsChannel::socket_method() {
   static BIO_METHOD* const method = [] {
-    BIO_METHOD* const made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "records to be sent");
+    BIO_METHOD* const made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket");
     if (made != nullptr) {
-      BIO_meth_set_write(made, &TlsChannel::keep_sealed);
+      BIO_meth_set_read(made, &TlsChannel::read_socket);
+      BIO_meth_set_write(made, &TlsChannel::write_socket);
       BIO_meth_set_ctrl(made, [](BIO*, int command, long, void*) -> long { return command == BIO_CTRL_FLUSH ? 1 : 0; });
     }
     return made;
@@ -152,14 +154,24 @@ const BIO_METHOD* TlsChannel::keeping() {
   return method;
 }
 
-int TlsChannel::keep_sealed(BIO* bio, const char* data, int size) {
-  auto* const channel = static_cast<TlsChannel*>(BIO_get_data(bio));
-  try {
-    channel->sealed_.insert(channel->sealed_.end(), data, data + size);
-  } catch (const std::bad_alloc&) {
-    return -1;
+int TlsChannel::read_socket(BIO* bio, char* data, int size) {
+  BIO_clear_retry_flags(bio);
+  const ssize_t got =
+      ::recv(static_cast<TlsChannel*>(BIO_get_data(bio))->fd(), data, static_cast<size_t>(size), MSG_DONTWAIT);
+  if (got == -1 && (errno == EAGAIN || errno == EINTR)) {
+    BIO_set_retry_read(bio);
   }
-  return size;
+  return static_cast<int>(got);
+}
+
+int TlsChannel::write_socket(BIO* bio, const char* data, int size) {
+  BIO_clear_retry_flags(bio);
+  const ssize_t sent = ::send(static_cast<TlsChannel*>(BIO_get_data(bio))->fd(), data, static_cast<size_t>(size),
+                              MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent == -1 && (errno == EAGAIN || errno == EINTR)) {
+    BIO_set_retry_write(bio);
+  }
+  return static_cast<int>(sent);
 }
 
 // --- the handshake ----------------------------------------------------------------------------------
@@ -184,23 +196,60 @@ bool TlsChannel::check_key(X509* certificate) {
   return !is_wrong_key_;
 }
 
+// OpenSSL calls this with the secrets of a connection, in the form of key log files: a label, the client's random
+// number, and the secret. It has no other way to get them.
+void TlsChannel::keep_secret(const SSL* ssl, const char* line) {
+  auto* const channel = static_cast<TlsChannel*>(SSL_get_app_data(ssl));
+  const std::string text(line);
+  const size_t space = text.rfind(' ');
+  const bool is_clients = text.compare(0, 24, "CLIENT_TRAFFIC_SECRET_0 ") == 0;
+  if (!is_clients && text.compare(0, 24, "SERVER_TRAFFIC_SECRET_0 ") != 0) {
+    return;
+  }
+  long size = 0;
+  unsigned char* const secret = OPENSSL_hexstr2buf(text.c_str() + space + 1, &size);
+  if (secret != nullptr) {
+    (is_clients == channel->connects_ ? channel->our_secret_ : channel->their_secret_)
+        .assign(reinterpret_cast<char*>(secret), static_cast<size_t>(size));
+    OPENSSL_clear_free(secret, static_cast<size_t>(size));
+  }
+}
+
+bool TlsChannel::begin_records() {
+  const SSL_CIPHER* const used = SSL_get_current_cipher(ssl_.get());
+  const uint16_t id = used == nullptr ? 0 : SSL_CIPHER_get_protocol_id(used);
+  const EVP_CIPHER* const cipher = id == kAesGcm     ? EVP_aes_128_gcm()
+                                   : id == kChaCha20 ? EVP_chacha20_poly1305()
+                                                     : nullptr;
+  if (cipher == nullptr || our_secret_.empty() || their_secret_.empty()) {
+    return false;
+  }
+  sealer_.emplace(cipher, our_secret_, true);
+  opener_.emplace(cipher, their_secret_, false);
+  OPENSSL_cleanse(our_secret_.data(), our_secret_.size());
+  OPENSSL_cleanse(their_secret_.data(), their_secret_.size());
+  ssl_.reset();
+  return true;
+}
+
 TlsChannel::Handshake TlsChannel::fail(const std::string& why) {
   failure_ = why;
-  send_sealed();  // an alert says why
   return Handshake::kFailed;
 }
 
 TlsChannel::Handshake TlsChannel::shake_hands() {
-  const std::lock_guard<std::mutex> lock(mutex_);
   ERR_clear_error();
   errno = 0;
   const int result = SSL_do_handshake(ssl_.get());
-  const int what = result == 1 ? SSL_ERROR_NONE : SSL_get_error(ssl_.get(), result);
-  if (what == SSL_ERROR_NONE || what == SSL_ERROR_WANT_READ || what == SSL_ERROR_WANT_WRITE) {
-    if (!send_sealed()) {
-      return errno == EAGAIN ? Handshake::kNeedsRoom : fail(kEnded);
-    }
-    return what == SSL_ERROR_NONE ? Handshake::kDone : Handshake::kNeedsData;
+  if (result == 1) {
+    return begin_records() ? Handshake::kDone : fail("TLS failed: no keys");
+  }
+  const int what = SSL_get_error(ssl_.get(), result);
+  if (what == SSL_ERROR_WANT_READ) {
+    return Handshake::kNeedsData;
+  }
+  if (what == SSL_ERROR_WANT_WRITE) {
+    return Handshake::kNeedsRoom;
   }
   const unsigned long error = ERR_peek_error();
   switch (ERR_GET_REASON(error)) {
@@ -223,99 +272,172 @@ TlsChannel::Handshake TlsChannel::shake_hands() {
   return fail(std::string("TLS failed: ") + (reason == nullptr ? "unknown error" : reason));
 }
 
-// --- data -------------------------------------------------------------------------------------------
+// --- reading ----------------------------------------------------------------------------------------
 
-ssize_t TlsChannel::read(const iovec* places, int count) {
-  size_t bytes = 0;
-  for (int i = 0; i < count; ++i) {
-    auto* const place = static_cast<char*>(places[i].iov_base);
-    for (size_t offset = 0; offset < places[i].iov_len;) {
-      // Another thread may write between two batches.
-      const std::lock_guard<std::mutex> lock(mutex_);
-      const size_t most = std::min(places[i].iov_len, offset + kBatch);
-      while (offset < most) {
-        size_t got = 0;
-        if (!read_record(place + offset, most - offset, got)) {
-          return bytes > 0 ? static_cast<ssize_t>(bytes) : -1;
-        }
-        if (got == 0) {
-          return static_cast<ssize_t>(bytes);
-        }
-        offset += got;
-        bytes += got;
-      }
+ssize_t TlsChannel::read(const iovec* places, int count, bool& is_drained) {
+  Cursor cursor(places, count);
+  ssize_t bytes = 0;
+  is_drained = false;
+  while (taken_ < opened_.size()) {
+    const iovec piece = cursor.piece(opened_.size() - taken_);
+    if (piece.iov_len == 0) {
+      return bytes;
     }
+    std::memcpy(piece.iov_base, opened_.data() + taken_, piece.iov_len);
+    cursor.advance(piece.iov_len);
+    taken_ += piece.iov_len;
+    bytes += static_cast<ssize_t>(piece.iov_len);
   }
-  return static_cast<ssize_t>(bytes);
+  opened_.clear();
+  taken_ = 0;
+  for (bool is_empty = false; !is_over_ && cursor.left(1) > 0;) {
+    const auto* const head = reinterpret_cast<const unsigned char*>(arrived_.get()) + begin_;
+    const size_t size = end_ - begin_ < records::kHead ? 0 : static_cast<size_t>(head[3] << 8 | head[4]);
+    if (size > 0 && (head[0] != static_cast<unsigned char>(records::Type::kData) || size <= records::kTag ||
+                     size > records::kLongest)) {
+      return bytes > 0 ? (end(EBADMSG), bytes) : end(EBADMSG);
+    }
+    if (size > 0 && end_ - begin_ >= records::kHead + size) {
+      const size_t data = size - records::kTag - 1;
+      if (bytes > 0 && data > cursor.left(data)) {
+        return bytes;  // it would have to be copied
+      }
+      size_t got = 0;
+      if (!open_record(size, cursor, got)) {
+        return bytes > 0 ? bytes : end(why_over_);
+      }
+      bytes += static_cast<ssize_t>(got);
+      continue;
+    }
+    if (is_empty) {
+      is_drained = true;
+      if (begin_ == end_) {
+        arrived_.reset();
+      }
+      if (bytes == 0) {
+        errno = EAGAIN;
+        return -1;
+      }
+      return bytes;
+    }
+    const size_t before = end_ - begin_;
+    if (!receive()) {
+      return bytes > 0 ? bytes : end(why_over_);
+    }
+    is_empty = end_ - begin_ == before || end_ < kArrivedSize;
+  }
+  return is_over_ && bytes == 0 ? end(why_over_) : bytes;
 }
 
-// Sets `got` to 0 at the end of the data. Returns false and sets errno on failure. Needs the lock.
-bool TlsChannel::read_record(char* place, size_t size, size_t& got) {
-  got = 0;
-  if (is_over_) {
-    errno = why_over_;
-    return why_over_ == 0;
+// Ends reading for this reason; returns what read() returns.
+ssize_t TlsChannel::end(int why) {
+  is_over_ = true;
+  why_over_ = why;
+  errno = why;
+  return why == 0 ? 0 : -1;
+}
+
+// Reads from the socket what it has, or as much as fits. Returns false if the connection has ended.
+bool TlsChannel::receive() {
+  if (!arrived_) {
+    arrived_ = std::make_unique_for_overwrite<char[]>(kArrivedSize);
+    begin_ = end_ = 0;
   }
-  ERR_clear_error();
-  errno = 0;
-  if (SSL_read_ex(ssl_.get(), place, size, &got) == 1) {
+  std::memmove(arrived_.get(), arrived_.get() + begin_, end_ - begin_);
+  end_ -= begin_;
+  begin_ = 0;
+  ssize_t got = 0;
+  do {
+    got = ::recv(fd(), arrived_.get() + end_, kArrivedSize - end_, MSG_DONTWAIT);
+  } while (got == -1 && errno == EINTR);
+  if (got == -1 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
     return true;
   }
-  const int what = SSL_get_error(ssl_.get(), 0);
-  if (what == SSL_ERROR_WANT_READ || what == SSL_ERROR_WANT_WRITE) {
-    errno = EAGAIN;
+  if (got <= 0) {
+    end(got == 0 ? ECONNRESET : errno);  // an orderly end is announced
     return false;
   }
-  is_over_ = true;
-  if (what == SSL_ERROR_SYSCALL) {
-    why_over_ = errno == 0 ? ECONNRESET : errno;
-  } else if (what != SSL_ERROR_ZERO_RETURN) {
-    why_over_ = ERR_GET_REASON(ERR_peek_error()) == SSL_R_UNEXPECTED_EOF_WHILE_READING ? ECONNRESET : EBADMSG;
-  }
-  errno = why_over_;
-  return why_over_ == 0;
+  end_ += static_cast<size_t>(got);
+  return true;
 }
 
+// Opens the record at `begin_`. Sets `got` to the number of bytes at the places. Returns false if reading has ended.
+bool TlsChannel::open_record(size_t size, Cursor& places, size_t& got) {
+  const char* const record = arrived_.get() + begin_;
+  const size_t data = size - records::kTag - 1;
+  begin_ += records::kHead + size;
+  records::Type type{};
+  if (data > kShort && data <= places.left(data)) {
+    got = data;
+    if (!opener_->open(record, size, places, type) || type != records::Type::kData) {
+      end(EBADMSG);
+    }
+    return !is_over_;
+  }
+  opened_.resize(data);
+  taken_ = 0;
+  const iovec here{opened_.data(), data};
+  Cursor cursor(&here, 1);
+  if (!opener_->open(record, size, cursor, type)) {
+    opened_.clear();
+    end(EBADMSG);
+    return false;
+  }
+  if (type != records::Type::kData) {
+    const std::string control(opened_.data(), data);
+    opened_.clear();
+    return handle_control(type, control.data(), control.size());
+  }
+  while (taken_ < data) {
+    const iovec piece = places.piece(data - taken_);
+    if (piece.iov_len == 0) {
+      break;
+    }
+    std::memcpy(piece.iov_base, opened_.data() + taken_, piece.iov_len);
+    places.advance(piece.iov_len);
+    taken_ += piece.iov_len;
+    got += piece.iov_len;
+  }
+  return true;
+}
+
+// Returns false if reading has ended.
+bool TlsChannel::handle_control(records::Type type, const char* data, size_t size) {
+  if (type == records::Type::kAlert && size == sizeof kCloseNotify && data[1] == kCloseNotify[1]) {
+    end(0);
+    return false;
+  }
+  const bool is_update = type == records::Type::kHandshake && size == sizeof kKeyUpdate &&
+                         std::memcmp(data, kKeyUpdate, sizeof kKeyUpdate - 1) == 0;
+  if (!is_update) {
+    end(EBADMSG);
+    return false;
+  }
+  opener_->replace();
+  if (data[sizeof kKeyUpdate - 1] != 0) {
+    must_replace_ = true;
+  }
+  return true;
+}
+
+// --- writing ----------------------------------------------------------------------------------------
+
 ssize_t TlsChannel::write(const iovec* places, int count) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   if (!send_sealed()) {
     return -1;
   }
+  Cursor cursor(places, count);
   size_t bytes = 0;
-  int i = 0;
-  size_t offset = 0;
-  while (i < count && bytes < kBatch) {
-    const auto* const data = static_cast<const char*>(places[i].iov_base) + offset;
-    const size_t left = places[i].iov_len - offset;
-    if (left >= kRecord || (left > 0 && i + 1 == count)) {
-      const size_t size = std::min(left, kRecord);
-      if (!write_record(data, size)) {
-        return -1;
-      }
-      bytes += size;
-      offset += size;
-      continue;
+  for (size_t i = 0; i < kBatch; ++i) {
+    const size_t size = cursor.left(records::kMost);
+    if (size == 0) {
+      break;
     }
-    // Small places share a record.
-    gathered_.clear();
-    while (i < count && gathered_.size() < kRecord) {
-      const auto* const begin = static_cast<const char*>(places[i].iov_base) + offset;
-      const size_t size = std::min(places[i].iov_len - offset, kRecord - gathered_.size());
-      gathered_.insert(gathered_.end(), begin, begin + size);
-      offset += size;
-      if (offset == places[i].iov_len) {
-        ++i;
-        offset = 0;
-      }
-    }
-    if (!gathered_.empty() && !write_record(gathered_.data(), gathered_.size())) {
+    if (!seal(records::Type::kData, cursor, size)) {
+      errno = EPIPE;
       return -1;
     }
-    bytes += gathered_.size();
-    if (i < count && offset == places[i].iov_len) {
-      ++i;
-      offset = 0;
-    }
+    bytes += size;
   }
   if (!send_sealed() && errno != EAGAIN) {
     return -1;
@@ -323,37 +445,38 @@ ssize_t TlsChannel::write(const iovec* places, int count) {
   return static_cast<ssize_t>(bytes);
 }
 
-// Seals a record, into memory. Needs the lock.
-bool TlsChannel::write_record(const char* data, size_t size) {
-  ERR_clear_error();
-  if (with_this_key_ >= bytes_per_key_) {
-    with_this_key_ = 0;
-    SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED);
+bool TlsChannel::seal(records::Type type, Cursor& data, size_t size) {
+  if (!sealed_) {
+    sealed_ = std::make_unique_for_overwrite<char[]>(kSealedSize);
   }
-  size_t written = 0;
-  if (SSL_write_ex(ssl_.get(), data, size, &written) != 1 || written != size) {
-    errno = EPIPE;
+  if (with_this_key_ >= bytes_per_key_ || must_replace_.exchange(false)) {
+    with_this_key_ = 0;
+    const iovec place{const_cast<char*>(kKeyUpdate), sizeof kKeyUpdate};
+    Cursor update(&place, 1);
+    if (!seal(records::Type::kHandshake, update, sizeof kKeyUpdate)) {
+      return false;
+    }
+    sealer_->replace();
+  }
+  if (!sealer_->seal(type, data, size, sealed_.get() + sealed_size_)) {
     return false;
   }
+  sealed_size_ += size + records::kAdded;
   with_this_key_ += size;
   return true;
 }
 
 bool TlsChannel::flush() {
-  const std::lock_guard<std::mutex> lock(mutex_);
   if (!send_sealed()) {
     return false;
   }
-  if (sealed_.capacity() > kMostKept) {
-    sealed_ = {};
-  }
+  sealed_.reset();
   return true;
 }
 
-// Needs the lock.
 bool TlsChannel::send_sealed() {
-  while (sent_ < sealed_.size()) {
-    const ssize_t now = ::send(fd(), sealed_.data() + sent_, sealed_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  while (sent_ < sealed_size_) {
+    const ssize_t now = ::send(fd(), sealed_.get() + sent_, sealed_size_ - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (now == -1 && errno == EINTR) {
       continue;
     }
@@ -363,19 +486,16 @@ bool TlsChannel::send_sealed() {
     }
     sent_ += static_cast<size_t>(now);
   }
-  sent_ = 0;
-  sealed_.clear();
+  sent_ = sealed_size_ = 0;
   return true;
 }
 
 void TlsChannel::finish() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (SSL_is_init_finished(ssl_.get()) == 1) {
-      ERR_clear_error();
-      SSL_shutdown(ssl_.get());  // says that no data follow
-      send_sealed();
-    }
+  if (sealer_ && send_sealed()) {
+    const iovec place{const_cast<char*>(kCloseNotify), sizeof kCloseNotify};
+    Cursor notify(&place, 1);
+    seal(records::Type::kAlert, notify, sizeof kCloseNotify);
+    send_sealed();
   }
   Channel::finish();
 }

@@ -2,18 +2,21 @@
 //
 // Each worker signs a certificate for its own session key. A certificate says nothing except the key: which worker has
 // it is known from the worker's publication. So no certificate is checked against an authority, a name or a date.
+//
+// OpenSSL does the handshake. The records after it are sealed and opened here; see records.h.
 #pragma once
 
 #include <openssl/ssl.h>
 
-#include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "channel.h"
+#include "records.h"
 
 namespace rpc_backends::zeromq {
 
@@ -59,21 +62,28 @@ class TlsChannel final : public Channel {
   // The key that the peer has proved; known at the end of the handshake.
   const std::string& peer_key() const { return peer_key_; }
 
-  // errno is EBADMSG if the data were changed on their way.
-  ssize_t read(const iovec* places, int count) override;
+  // For these the handshake must have ended. errno is EBADMSG if the data were changed on their way.
+  ssize_t read(const iovec* places, int count, bool& is_drained) override;
   ssize_t write(const iovec* places, int count) override;
   bool flush() override;
   void finish() override;
 
  private:
+  static const BIO_METHOD* socket_method();
+  static int read_socket(BIO* bio, char* data, int size);
+  static int write_socket(BIO* bio, const char* data, int size);
   static int verify(X509_STORE_CTX* store, void* unused);
-  static int keep_sealed(BIO* bio, const char* data, int size);
-  static const BIO_METHOD* keeping();
+  static void keep_secret(const SSL* ssl, const char* line);
   bool check_key(X509* certificate);
-  bool read_record(char* place, size_t size, size_t& got);
-  bool write_record(const char* data, size_t size);
-  bool send_sealed();
   Handshake fail(const std::string& why);
+  bool begin_records();
+
+  ssize_t end(int why);
+  bool receive();
+  bool open_record(size_t size, Cursor& places, size_t& got);
+  bool handle_control(records::Type type, const char* data, size_t size);
+  bool seal(records::Type type, Cursor& data, size_t size);
+  bool send_sealed();
 
   struct FreeSsl {
     void operator()(SSL* ssl) const { SSL_free(ssl); }
@@ -82,17 +92,28 @@ class TlsChannel final : public Channel {
   const uint64_t bytes_per_key_;
   const bool connects_;
   std::string peer_key_;
+
+  // Only during the handshake.
+  std::unique_ptr<SSL, FreeSsl> ssl_;
+  std::string our_secret_, their_secret_;
   std::string failure_;
   bool is_wrong_key_ = false;
 
-  std::mutex mutex_;  // an SSL may be used by one thread at a time
-  std::unique_ptr<SSL, FreeSsl> ssl_;
-  std::vector<char> sealed_;  // what `ssl_` has written
-  size_t sent_ = 0;           // bytes at the front of `sealed_` that the socket has taken
+  // Only of the thread that reads.
+  std::optional<RecordKey> opener_;
+  std::unique_ptr<char[]> arrived_;  // records from `begin_` to `end_`
+  size_t begin_ = 0, end_ = 0;
+  std::vector<char> opened_;  // data for which there was no place, from `taken_` on
+  size_t taken_ = 0;
+  bool is_over_ = false;                   // no more data can be read
+  int why_over_ = 0;                       // errno; 0 if the peer has said that no more follow
+  std::atomic<bool> must_replace_{false};  // the peer wants another key from the thread that writes
+
+  // Only of the thread that writes.
+  std::optional<RecordKey> sealer_;
+  std::unique_ptr<char[]> sealed_;
+  size_t sent_ = 0, sealed_size_ = 0;
   uint64_t with_this_key_ = 0;
-  bool is_over_ = false;  // no more data can be read
-  int why_over_ = 0;      // errno; 0 if the peer has said that no more follow
-  std::vector<char> gathered_;
 };
 
 }  // namespace rpc_backends::zeromq

@@ -103,8 +103,7 @@ class TlsTest : public testing::Test {
 
   static ssize_t read(Channel& channel, std::string& text, size_t most = 100'000) {
     text.assign(most, '\0');
-    const iovec place{text.data(), text.size()};
-    const ssize_t got = channel.read(&place, 1);
+    const ssize_t got = channel.read(text.data(), text.size());
     text.resize(got > 0 ? static_cast<size_t>(got) : 0);
     return got;
   }
@@ -255,8 +254,11 @@ TEST_F(TlsTest, AChangedBitOfTheDataEndsTheConnection) {
     std::string data = received(at_caller->get());
     data[position % data.size()] ^= 0x10;
     put(at_called->get(), data);
-    ::shutdown(at_called->get(), SHUT_WR);  // a longer record than what arrived would be waited for
+    ::shutdown(at_called->get(), SHUT_WR);
     EXPECT_EQ(read(*called, text), -1) << position;
+    if (errno == EAGAIN) {  // it waits for a longer record than what arrived
+      EXPECT_EQ(read(*called, text), -1) << position;
+    }
     EXPECT_TRUE(errno == EBADMSG || errno == ECONNRESET) << position;
     EXPECT_EQ(read(*called, text), -1);
   }
