@@ -1,5 +1,7 @@
 #include "keys.h"
 
+#include <openssl/crypto.h>
+
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -63,7 +65,13 @@ std::optional<Raw> decode(std::string_view text) {
 
 }  // namespace
 
+void start_openssl() {
+  // It is not cleaned up at exit: threads may still use it.
+  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT | OPENSSL_INIT_NO_LOAD_CONFIG, nullptr);
+}
+
 std::pair<std::string, std::string> make_keys() {
+  start_openssl();
   const Key key(EVP_PKEY_Q_keygen(nullptr, nullptr, "ED25519"));
   Raw secret{};
   size_t size = secret.size();
@@ -78,6 +86,7 @@ Key parse_secret_key(const std::string& secret_key, const std::string& public_ke
   if (!raw || !is_key(public_key)) {
     throw TransportError("a key must be 40 characters of Z85");
   }
+  start_openssl();
   Key key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, raw->data(), raw->size()));
   if (!key || public_key_text(key.get()) != public_key) {
     throw TransportError("the public key does not belong to the secret key");

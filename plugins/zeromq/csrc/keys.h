@@ -17,6 +17,10 @@ struct FreeKey {
 };
 using Key = std::unique_ptr<EVP_PKEY, FreeKey>;
 
+// Starts OpenSSL, which all functions that use it need; a second call does nothing. The configuration file of the
+// system is not read, because it is for another OpenSSL than the one in this package.
+void start_openssl();
+
 // Makes a key pair; returns the public and the secret key. Throws TransportError.
 std::pair<std::string, std::string> make_keys();
 

@@ -85,8 +85,6 @@ Certificate certificate_for(EVP_PKEY* key) {
 TlsContext::TlsContext(const std::string& public_key, const std::string& secret_key, uint64_t bytes_per_key)
     : bytes_per_key_(bytes_per_key) {
   const Key key = parse_secret_key(secret_key, public_key);
-  // The configuration file of the system is for another OpenSSL than the one in this package.
-  OPENSSL_init_ssl(OPENSSL_INIT_NO_LOAD_CONFIG, nullptr);
   context_.reset(SSL_CTX_new(TLS_method()));
   SSL_CTX* const context = context_.get();
   if (context == nullptr) {
@@ -101,6 +99,12 @@ TlsContext::TlsContext(const std::string& public_key, const std::string& secret_
       SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
     fail("use TLS 1.3");
   }
+  // No other kinds of keys: a stranger could choose some that cost this worker much time.
+  if (SSL_CTX_set1_groups_list(context, "X25519") != 1 || SSL_CTX_set1_sigalgs_list(context, "ed25519") != 1) {
+    fail("use X25519 and Ed25519");
+  }
+  SSL_CTX_set_cert_verify_callback(context, &TlsChannel::verify, nullptr);
+  SSL_CTX_set_keylog_callback(context, &TlsChannel::keep_secret);
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_max_cert_list(context, kLongestCertificate);
   SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
@@ -121,8 +125,6 @@ TlsChannel::TlsChannel(SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects, 
       connects_(connects),
       peer_key_(std::move(peer_key)),
       ssl_(SSL_new(context)) {
-  SSL_CTX_set_cert_verify_callback(context, &TlsChannel::verify, nullptr);
-  SSL_CTX_set_keylog_callback(context, &TlsChannel::keep_secret);
   BIO* const bio = socket_method() == nullptr ? nullptr : BIO_new(socket_method());
   if (!ssl_ || bio == nullptr || SSL_set_app_data(ssl_.get(), this) != 1) {
     BIO_free(bio);

@@ -47,7 +47,7 @@ class TlsContext {
 
 class TlsChannel final : public Channel {
  public:
-  // `context`: must have been made by TlsContext. `peer_key`: empty to accept any key.
+  // `context`: must be that of a TlsContext. `peer_key`: empty to accept any key.
   TlsChannel(SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects, std::string peer_key, uint64_t bytes_per_key);
   ~TlsChannel() override;
 
@@ -69,6 +69,8 @@ class TlsChannel final : public Channel {
   void finish() override;
 
  private:
+  friend class TlsContext;
+
   static const BIO_METHOD* socket_method();
   static int read_socket(BIO* bio, char* data, int size);
   static int write_socket(BIO* bio, const char* data, int size);

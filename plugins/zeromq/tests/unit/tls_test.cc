@@ -2,6 +2,7 @@
 #include "tls.h"
 
 #include <gtest/gtest.h>
+#include <openssl/x509.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -319,47 +320,89 @@ TEST_F(TlsTest, DataOfOneDirectionIsNotAcceptedInTheOther) {
   EXPECT_EQ(errno, EBADMSG);
 }
 
-// A side that speaks another version, or wants other ciphers than ours.
+// A client that speaks another version, or wants other ciphers or keys than ours.
 class DowngradeTest : public TlsTest {
  protected:
-  // Whether a client with this context can finish a handshake.
-  bool accepts(SSL_CTX* context) {
-    connect(called_keys.public_key);
-    auto [end, unused] = socket_pair();
-    TlsChannel client(context, std::move(end), true, called_keys.public_key, TlsContext::kBytesPerKey);
-    Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
-    for (int i = 0; i < 10; ++i) {
-      here = here == Handshake::kNeedsData ? client.shake_hands() : here;
-      put(at_called->get(), received(unused->get()));
-      there = there == Handshake::kNeedsData ? called->shake_hands() : there;
-      put(unused->get(), received(at_called->get()));
-    }
-    return there == Handshake::kDone;
-  }
-
-  void SetUp() override {
-    context.reset(SSL_CTX_new(TLS_method()));
-    SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
-  }
-
-  struct Free {
+  struct FreeContext {
     void operator()(SSL_CTX* of) const { SSL_CTX_free(of); }
   };
-  std::unique_ptr<SSL_CTX, Free> context;
+  struct FreeSsl {
+    void operator()(SSL* of) const { SSL_free(of); }
+  };
+
+  void SetUp() override {
+    connect(called_keys.public_key);
+    context.reset(SSL_CTX_new(TLS_method()));
+    SSL_CTX_set_verify(context.get(), SSL_VERIFY_NONE, nullptr);
+  }
+
+  // Gives the client a certificate for a key.
+  void give_key(EVP_PKEY* key) {
+    X509* const certificate = X509_new();
+    X509_gmtime_adj(X509_getm_notBefore(certificate), 0);
+    X509_gmtime_adj(X509_getm_notAfter(certificate), 3600);
+    X509_set_pubkey(certificate, key);
+    const bool is_ed25519 = EVP_PKEY_get_id(key) == EVP_PKEY_ED25519;
+    EXPECT_GT(X509_sign(certificate, key, is_ed25519 ? nullptr : EVP_sha256()), 0);
+    EXPECT_EQ(SSL_CTX_use_certificate(context.get(), certificate), 1);
+    EXPECT_EQ(SSL_CTX_use_PrivateKey(context.get(), key), 1);
+    X509_free(certificate);
+  }
+
+  void give_our_kind_of_key() {
+    const auto [public_key, secret_key] = make_keys();
+    give_key(parse_secret_key(secret_key, public_key).get());
+  }
+
+  // How the handshake with this client ends at the side that listens.
+  Handshake outcome() {
+    auto [end, near] = socket_pair();
+    const std::unique_ptr<SSL, FreeSsl> client(SSL_new(context.get()));
+    SSL_set_fd(client.get(), end->get());
+    Handshake there = Handshake::kNeedsData;
+    for (int i = 0; i < 10; ++i) {
+      SSL_connect(client.get());
+      put(at_called->get(), received(near->get()));
+      there = there == Handshake::kNeedsData ? called->shake_hands() : there;
+      put(near->get(), received(at_called->get()));
+    }
+    return there;
+  }
+
+  std::unique_ptr<SSL_CTX, FreeContext> context;
 };
 
+TEST_F(DowngradeTest, AClientWithAKeyOfOurKindIsAccepted) {
+  give_our_kind_of_key();
+  EXPECT_EQ(outcome(), Handshake::kDone);
+}
+
 TEST_F(DowngradeTest, AnOlderVersionOfTlsIsRefused) {
+  give_our_kind_of_key();
   SSL_CTX_set_max_proto_version(context.get(), TLS1_2_VERSION);
-  EXPECT_FALSE(accepts(context.get()));
+  EXPECT_EQ(outcome(), Handshake::kFailed);
 }
 
 TEST_F(DowngradeTest, AnotherCipherIsRefused) {
+  give_our_kind_of_key();
   ASSERT_EQ(SSL_CTX_set_ciphersuites(context.get(), "TLS_AES_128_CCM_SHA256"), 1);
-  EXPECT_FALSE(accepts(context.get()));
+  EXPECT_EQ(outcome(), Handshake::kFailed);
+}
+
+TEST_F(DowngradeTest, AnotherKindOfExchangeIsRefused) {
+  give_our_kind_of_key();
+  ASSERT_EQ(SSL_CTX_set1_groups_list(context.get(), "ffdhe2048:P-256"), 1);
+  EXPECT_EQ(outcome(), Handshake::kFailed);
 }
 
 TEST_F(DowngradeTest, AClientWithoutAKeyIsRefused) {
-  EXPECT_FALSE(accepts(context.get()));
+  EXPECT_EQ(outcome(), Handshake::kFailed);
+}
+
+TEST_F(DowngradeTest, AKeyOfAnotherKindIsRefused) {
+  const Key key(EVP_PKEY_Q_keygen(nullptr, nullptr, "EC", "P-256"));
+  give_key(key.get());
+  EXPECT_EQ(outcome(), Handshake::kFailed);
 }
 
 TEST_F(TlsTest, ServesTwoThreadsAtOnce) {
