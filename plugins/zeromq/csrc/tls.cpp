@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "greeting.h"
@@ -39,6 +40,9 @@ constexpr long kLongestCertificate = 4096;
 
 // Numbers of cipher suites.
 constexpr uint16_t kAesGcm = 0x1301, kChaCha20 = 0x1303;
+
+// The start of a greeting, or an answer to one, that is not encrypted.
+constexpr std::string_view kPlain(kForm, 3);
 
 constexpr const char* kOtherKey = "a key is not the one that the other side expects";
 
@@ -157,9 +161,12 @@ const BIO_METHOD* TlsChannel::socket_method() {
 }
 
 int TlsChannel::read_socket(BIO* bio, char* data, int size) {
+  auto* const channel = static_cast<TlsChannel*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
-  const ssize_t got =
-      ::recv(static_cast<TlsChannel*>(BIO_get_data(bio))->fd(), data, static_cast<size_t>(size), MSG_DONTWAIT);
+  const ssize_t got = ::recv(channel->fd(), data, static_cast<size_t>(size), MSG_DONTWAIT);
+  if (got > 0 && channel->first_bytes_.size() < kPlain.size()) {
+    channel->first_bytes_.append(data, static_cast<size_t>(got));
+  }
   if (got == -1 && (errno == EAGAIN || errno == EINTR)) {
     BIO_set_retry_read(bio);
   }
@@ -254,16 +261,10 @@ TlsChannel::Handshake TlsChannel::shake_hands() {
     return Handshake::kNeedsRoom;
   }
   const unsigned long error = ERR_peek_error();
-  switch (ERR_GET_REASON(error)) {
-    case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
-      return fail(kOtherKey);
-    case SSL_R_WRONG_VERSION_NUMBER:
-    case SSL_R_HTTP_REQUEST:
-      return fail(kOneEncrypts);
-    default:
-      break;
+  if (first_bytes_.compare(0, kPlain.size(), kPlain) == 0) {
+    return fail(kOneEncrypts);
   }
-  if (is_wrong_key_) {
+  if (is_wrong_key_ || ERR_GET_REASON(error) == SSL_R_SSLV3_ALERT_BAD_CERTIFICATE) {
     return fail(kOtherKey);
   }
   if (what == SSL_ERROR_SYSCALL || what == SSL_ERROR_ZERO_RETURN ||

@@ -98,6 +98,7 @@ class TlsChannel final : public Channel {
   // Only during the handshake.
   std::unique_ptr<SSL, FreeSsl> ssl_;
   std::string our_secret_, their_secret_;
+  std::string first_bytes_;  // that have arrived
   std::string failure_;
   bool is_wrong_key_ = false;
 
