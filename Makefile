@@ -203,7 +203,7 @@ $(LOWEST_VENV)/.torch: Makefile
 
 define need_compiler
 	@command -v c++ >/dev/null || { \
-	    echo "error: no C++ compiler here. On Debian and Ubuntu: apt install g++" >&2; exit 1; }
+	    echo "error: no C++ compiler here. On Debian and Ubuntu: apt install g++ libssl-dev" >&2; exit 1; }
 endef
 
 $(VENV)/.installed: $(VENV)/.$(TORCH_ID) $(PYPROJECTS) $(NATIVE_FILES)
