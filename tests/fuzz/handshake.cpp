@@ -1,11 +1,12 @@
 // Whatever a stranger sends during the handshake of TLS, it fails in order, and gives no data. It ends well only with
-// the key of the honest peer.
+// the key of the honest peer. Whatever is changed after it, what is read is a prefix of what the honest peer has sent.
 //
-// The first byte of an input says which side gets it, and whether it comes alone or changes what an honest peer sends:
-// then each three bytes are a position and what the byte there is combined with.
+// The first byte of an input says which side gets it, and whether it comes alone or changes what an honest peer sends,
+// in the handshake or after it: then each three bytes are a position and what the byte there is combined with.
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -121,6 +122,44 @@ void change_honest(bool of_caller, const std::string& changes) {
   }
 }
 
+void change_data(const std::string& changes) {
+  static const Peer one, two;
+  auto [end_one, at_one] = socket_pair();
+  auto [end_two, at_two] = socket_pair();
+  const auto caller = one.context.connecting(std::move(end_one), two.keys.first);
+  const auto called = two.context.listening(std::move(end_two));
+  Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
+  for (int i = 0; i < 6; ++i) {
+    here = is_over(here) ? here : caller->shake_hands();
+    put(at_two->get(), received(at_one->get()));
+    there = is_over(there) ? there : called->shake_hands();
+    put(at_one->get(), received(at_two->get()));
+  }
+  check(here == Handshake::kDone && there == Handshake::kDone);
+  std::string sent;
+  for (const size_t size : {size_t{10}, size_t{300}, size_t{1}, size_t{64}, size_t{2000}}) {
+    const std::string data(size, static_cast<char>('a' + sent.size() % 26));
+    const iovec place{const_cast<char*>(data.data()), data.size()};
+    check(caller->write(&place, 1) == static_cast<ssize_t>(size));
+    sent += data;
+  }
+  caller->finish();
+  std::string wire = received(at_one->get());
+  size_t offset = 0;
+  const bool has_changed = change(wire, changes, offset);
+  put(at_two->get(), wire);
+  ::shutdown(at_two->get(), SHUT_WR);
+  std::string read;
+  char buffer[777];
+  ssize_t got = 0;
+  for (int i = 0; i < 100 && ((got = called->read(buffer, sizeof buffer)) > 0 || (got == -1 && errno == EAGAIN)); ++i) {
+    read.append(buffer, got > 0 ? static_cast<size_t>(got) : 0);
+  }
+  check(sent.compare(0, read.size(), read) == 0);
+  check(has_changed || (got == 0 && read == sent));
+  check(got == -1 || read == sent);  // an orderly end comes last
+}
+
 void write_seeds(const std::filesystem::path& folder) {
   const Peer one;
   auto [end, other] = socket_pair();
@@ -130,7 +169,8 @@ void write_seeds(const std::filesystem::path& folder) {
   int number = 0;
   for (const std::string& seed :
        {std::string("\0", 1) + hello, std::string("\1", 1) + hello, std::string("\2\0\0\0", 4),
-        std::string("\2\5\0\1\x30\0\x10", 7), std::string("\3\7\0\1\x50\1\x20", 7)}) {
+        std::string("\2\5\0\1\x30\0\x10", 7), std::string("\3\7\0\1\x50\1\x20", 7), std::string("\4\0\0\0", 4),
+        std::string("\4\3\0\1\x50\1\x20", 7)}) {
     std::ofstream(folder / ("seed-" + std::to_string(number++)), std::ios::binary) << seed;
   }
 }
@@ -153,6 +193,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   const std::string rest(reinterpret_cast<const char*>(data) + 1, size - 1);
+  if ((data[0] & 4) != 0) {
+    change_data(rest);
+    return 0;
+  }
   if ((data[0] & 2) != 0) {
     change_honest((data[0] & 1) != 0, rest);
     return 0;

@@ -62,6 +62,7 @@ class TlsChannel final : public Channel {
   // The key that the peer has proved; known at the end of the handshake.
   const std::string& peer_key() const { return peer_key_; }
 
+  using Channel::read;
   // For these the handshake must have ended. errno is EBADMSG if the data were changed on their way.
   ssize_t read(const iovec* places, int count, bool& is_drained) override;
   ssize_t write(const iovec* places, int count) override;
