@@ -178,12 +178,15 @@ std::unique_ptr<Fd> Endpoint::listen(const std::string& text, std::string& bound
   return socket;
 }
 
-void tune(int fd) {
+bool is_unix_socket(int fd) {
   int family = 0;
   socklen_t size = sizeof family;
-  ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size);
+  return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family == AF_UNIX;
+}
+
+void tune(int fd) {
   const int yes = 1;
-  if (family == AF_UNIX) {
+  if (is_unix_socket(fd)) {
     // If the system allows less, it uses its own limit.
     ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kInUnixSocket, sizeof kInUnixSocket);
   } else {

@@ -47,6 +47,8 @@ class Endpoint {
   socklen_t size_ = 0;
 };
 
+bool is_unix_socket(int fd);
+
 // Sets the options of a socket that messages use.
 void tune(int fd);
 
