@@ -62,9 +62,7 @@ MessageReader::Outcome MessageReader::read(Channel& channel) {
     return Outcome::kBlocked;
   }
   if (got <= 0) {
-    text_ = got == 0 || errno == ECONNRESET ? ""
-            : errno == EBADMSG              ? "the data that arrived was changed on its way"
-                                            : std::strerror(errno);
+    text_ = got == -1 && errno == EBADMSG ? "the data that arrived was changed on its way" : "";
     return Outcome::kEnd;
   }
   const auto size = static_cast<size_t>(got);

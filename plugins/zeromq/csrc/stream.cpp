@@ -384,7 +384,7 @@ bool Stream::handle(MessageReader::Outcome outcome) {
       report_end("the peer sent an invalid message: " + reader_.text());
       break;
     case MessageReader::Outcome::kEnd:
-      report_end("");
+      report_end(reader_.text());
       break;
   }
   read_to_end_ = true;

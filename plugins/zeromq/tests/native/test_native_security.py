@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -324,6 +325,81 @@ def test_reject_reports_the_reason_to_the_peer(pair: tuple[Worker, Worker]) -> N
         worker.next("found")
     zero.send(1, b"better")
     assert one.message() == (0, [b"better"])
+
+
+# --- an attacker on the path ---------------------------------------------------------------------
+
+
+class Relay:
+    """A process on the path: it passes on what two workers send, and may change it.
+
+    :ivar seen: what the caller has sent.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = ("127.0.0.1", int(target.rpartition(":")[2]))
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.changes = False
+        self.seen = b""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                caller, _ = self.listening.accept()
+                called = socket.create_connection(self.target)
+                for ends in ((caller, called, True), (called, caller, False)):
+                    threading.Thread(target=self._pass, args=ends, daemon=True).start()
+
+    def _pass(self, source: socket.socket, to: socket.socket, is_callers: bool) -> None:
+        with contextlib.suppress(OSError), source, to:
+            while data := bytearray(source.recv(1 << 16)):
+                if is_callers:
+                    self.seen += data
+                    if self.changes:
+                        data[len(data) // 2] ^= 1
+                to.sendall(data)
+
+
+@pytest.fixture
+def relayed(make: MakeWorker) -> Iterator[tuple[Worker, Worker, Relay]]:
+    """Yield two workers that encrypt, and what is between them."""
+    zero, one = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    relay = Relay(one.endpoint)
+    zero.transport.learn(1, relay.endpoint, one.key)
+    one.learn(zero)
+    yield zero, one, relay
+    relay.listening.close()
+
+
+def test_a_changed_bit_ends_the_connection_and_loses_the_message(
+    relayed: tuple[Worker, Worker, Relay],
+) -> None:
+    zero, one, relay = relayed
+    zero.send(1, b"before")
+    assert one.message() == (0, [b"before"])
+    relay.changes = True
+    zero.send(1, b"x" * 100_000)
+    one.log_line("worker 0: the data that arrived was changed on its way")
+    relay.changes = False
+    zero.lost()
+    zero.next("found")
+    zero.send(1, b"after")
+    assert one.message() == (0, [b"after"])
+
+
+def test_an_attacker_on_the_path_sees_no_data(relayed: tuple[Worker, Worker, Relay]) -> None:
+    zero, one, relay = relayed
+    secrets = [os.urandom(32) * 100 for _ in range(100)]
+    zero.send(1, *secrets)
+    assert one.message() == (0, secrets)
+    assert len(relay.seen) > sum(map(len, secrets))
+    for secret in secrets:
+        assert secret[:16] not in relay.seen
+    for key in (zero.key, one.key):
+        assert key is not None
+        assert key not in relay.seen
 
 
 # --- connections that know no protocol -----------------------------------------------------------
