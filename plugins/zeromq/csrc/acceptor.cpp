@@ -118,7 +118,7 @@ void Acceptor::add(std::unique_ptr<Fd> fd) {
       return;
     }
   }
-  tune(fd->get());
+  tune(fd->get(), settings_.heartbeat_timeout);
   const uint64_t id = next_id_++;
   Pending& pending = pending_[id];
   pending.address = is_unix_ ? "a process on this host" : peer_address(fd->get());

@@ -54,7 +54,7 @@ Connection::~Connection() {
 }
 
 std::unique_ptr<Channel> Connection::make_channel(const Credentials& credentials) {
-  std::unique_ptr<Fd> socket = endpoint_.open_socket();
+  std::unique_ptr<Fd> socket = endpoint_.open_socket(services_.settings.heartbeat_timeout);
   if (services_.tls == nullptr || endpoint_.is_unix()) {
     return std::make_unique<Channel>(std::move(socket));
   }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 
@@ -125,9 +126,9 @@ std::shared_ptr<Fd> Endpoint::probe(int& error) const {
   return error == EINPROGRESS ? fd : nullptr;
 }
 
-std::unique_ptr<Fd> Endpoint::open_socket() const {
+std::unique_ptr<Fd> Endpoint::open_socket(double longest_silence) const {
   auto socket = std::make_unique<Fd>(::socket(address_.ss_family, kSocket, 0));
-  tune(socket->get());
+  tune(socket->get(), longest_silence);
   return socket;
 }
 
@@ -184,13 +185,15 @@ bool is_unix_socket(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family == AF_UNIX;
 }
 
-void tune(int fd) {
+void tune(int fd, double longest_silence) {
   const int yes = 1;
   if (is_unix_socket(fd)) {
     // If the system allows less, it uses its own limit.
     ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kInUnixSocket, sizeof kInUnixSocket);
   } else {
+    const auto silence = static_cast<unsigned>(std::lround(longest_silence * 1000));
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence, sizeof silence);
   }
 }
 

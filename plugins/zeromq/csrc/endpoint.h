@@ -25,7 +25,7 @@ class Endpoint {
   socklen_t address_size() const { return size_; }
 
   // Creates a socket to connect to it, which does not block. Throws TransportError.
-  std::unique_ptr<Fd> open_socket() const;
+  std::unique_ptr<Fd> open_socket(double longest_silence) const;
 
   // Tries to connect, without blocking. Sets `error` to 0 if a process listens there, to EINPROGRESS if that is not
   // known yet, and otherwise to the errno. With EINPROGRESS it returns the socket, which becomes writable when the
@@ -49,8 +49,9 @@ class Endpoint {
 
 bool is_unix_socket(int fd);
 
-// Sets the options of a socket that messages use.
-void tune(int fd);
+// Sets the options of a socket that messages use. The system ends a TCP connection on which sent data are not
+// acknowledged for `longest_silence`, in seconds: then no heartbeat can be sent either.
+void tune(int fd, double longest_silence);
 
 // Describes the process at the other end of a Unix socket if it belongs to another user; "" if it belongs to this user.
 std::string other_user(int fd);

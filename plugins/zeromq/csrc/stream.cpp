@@ -439,8 +439,8 @@ void Stream::close(Clock::time_point deadline) {
   ::shutdown(fd(), SHUT_RDWR);
 }
 
-// Waits until the host of the other side has what was sent. To close a TCP connection on which data has arrived that was
-// not read resets it, and then the system drops what it has not sent yet. A Unix socket passes data on at once.
+// Waits until the host of the other side has what was sent. To close a TCP connection on which data has arrived that
+// was not read resets it, and then the system drops what it has not sent yet. A Unix socket passes data on at once.
 void Stream::finish(Clock::time_point deadline) {
   if (Clock::now() >= deadline || is_unix_socket(fd())) {
     return;
