@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "keys.h"
 #include "parts.h"
 
 namespace rpc_backends::zeromq {
@@ -30,14 +31,13 @@ Settings some_settings() {
 struct End {
   explicit End(int peer) : peer(peer) {}
 
-  void open(int fd) {
-    stream =
-        std::make_shared<Stream>(Stream::Services{settings, inbox, loop, writer, releaser, counters}, peer,
-                                 std::make_unique<Channel>(std::make_unique<Fd>(fd)), [this](const std::string& why) {
-                                   reason = why;
-                                   has_ended = true;
-                                   has_ended.notify_all();
-                                 });
+  void open(std::unique_ptr<Channel> channel) {
+    stream = std::make_shared<Stream>(Stream::Services{settings, inbox, loop, writer, releaser, counters, nullptr},
+                                      peer, std::move(channel), [this](const std::string& why) {
+                                        reason = why;
+                                        has_ended = true;
+                                        has_ended.notify_all();
+                                      });
   }
 
   Event next() {
@@ -67,13 +67,31 @@ struct End {
   std::shared_ptr<Stream> stream;
 };
 
-class StreamTest : public testing::Test {
+// Over a Unix socket, in plain or with TLS.
+class StreamTest : public testing::TestWithParam<bool> {
  protected:
   StreamTest() {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    one.open(ends[0]);
-    two.open(ends[1]);
+    auto here = std::make_unique<Fd>(ends[0]), there = std::make_unique<Fd>(ends[1]);
+    if (!GetParam()) {
+      one.open(std::make_unique<Channel>(std::move(here)));
+      two.open(std::make_unique<Channel>(std::move(there)));
+      return;
+    }
+    const auto [public_key, secret_key] = make_keys();
+    const TlsContext context(public_key, secret_key);
+    auto connecting = context.connecting(std::move(here), public_key);
+    auto listening = context.listening(std::move(there));
+    auto of_one = TlsChannel::Handshake::kNeedsData, of_two = of_one;
+    for (int i = 0; i < 5; ++i) {
+      of_one = of_one == TlsChannel::Handshake::kDone ? of_one : connecting->shake_hands();
+      of_two = of_two == TlsChannel::Handshake::kDone ? of_two : listening->shake_hands();
+    }
+    EXPECT_EQ(of_one, TlsChannel::Handshake::kDone);
+    EXPECT_EQ(of_two, TlsChannel::Handshake::kDone);
+    one.open(std::move(connecting));
+    two.open(std::move(listening));
   }
 
   ~StreamTest() override {
@@ -89,7 +107,7 @@ class StreamTest : public testing::Test {
   End one{2}, two{1};
 };
 
-TEST_F(StreamTest, CarriesMessagesInBothDirections) {
+TEST_P(StreamTest, CarriesMessagesInBothDirections) {
   start();
   ASSERT_TRUE(one.stream->send(parts_with({"request", ""})));
   Event event = two.next();
@@ -102,7 +120,7 @@ TEST_F(StreamTest, CarriesMessagesInBothDirections) {
   EXPECT_EQ(bytes_in(event.parts[0]), "reply");
 }
 
-TEST_F(StreamTest, SendsWhatWasQueuedBeforeItsStartInOrder) {
+TEST_P(StreamTest, SendsWhatWasQueuedBeforeItsStartInOrder) {
   for (const char* text : {"first", "second", "third"}) {
     ASSERT_TRUE(one.stream->send(parts_with({text})));
   }
@@ -112,7 +130,7 @@ TEST_F(StreamTest, SendsWhatWasQueuedBeforeItsStartInOrder) {
   }
 }
 
-TEST_F(StreamTest, MessagesLargerThanTheSocketsBufferStayInOrder) {
+TEST_P(StreamTest, MessagesLargerThanTheSocketsBufferStayInOrder) {
   start();
   constexpr int kMessages = 20;
   for (int i = 0; i < kMessages; ++i) {
@@ -126,7 +144,7 @@ TEST_F(StreamTest, MessagesLargerThanTheSocketsBufferStayInOrder) {
   }
 }
 
-TEST_F(StreamTest, ReleasesTheOwnerOfASentMessage) {
+TEST_P(StreamTest, ReleasesTheOwnerOfASentMessage) {
   start();
   Parts parts = parts_with({std::string(kMaxMessage, 'x')});
   const std::weak_ptr<void> owner = parts[0].owner;
@@ -138,22 +156,28 @@ TEST_F(StreamTest, ReleasesTheOwnerOfASentMessage) {
   EXPECT_TRUE(owner.expired());
 }
 
-TEST_F(StreamTest, RefusesToSendMoreThanItsLimit) {
+TEST_P(StreamTest, RefusesToSendMoreThanItsLimit) {
   start();
   EXPECT_THROW(one.stream->send(parts_with({std::string(kMaxMessage + 1, 'x')})), TransportError);
   ASSERT_TRUE(one.stream->send(parts_with({"next"})));
   EXPECT_EQ(bytes_in(two.next().parts[0]), "next");
 }
 
-TEST_F(StreamTest, TellsThePeerWhyItIsRefused) {
+TEST_P(StreamTest, TellsThePeerWhyItIsRefused) {
   start();
   one.stream->refuse("the reason");
   two.wait_for_end();
   EXPECT_EQ(two.reason, "the peer rejected this connection: the reason");
 }
 
-TEST_F(StreamTest, InvalidDataEndsBothSidesWithTheReason) {
+TEST_P(StreamTest, InvalidDataEndsBothSidesWithTheReason) {
   two.stream->start();
+  if (GetParam()) {
+    ASSERT_EQ(::send(one.stream->fd(), "garbage that is no record", 25, MSG_NOSIGNAL), 25);
+    two.wait_for_end();
+    EXPECT_EQ(two.reason, "the data that arrived was changed on its way");
+    return;
+  }
   ASSERT_EQ(::send(one.stream->fd(), "garbage that is no message", 26, MSG_NOSIGNAL), 26);
   two.wait_for_end();
   const std::string why = "the data is not a message of this protocol version";
@@ -164,7 +188,7 @@ TEST_F(StreamTest, InvalidDataEndsBothSidesWithTheReason) {
   EXPECT_EQ(one.reason, "the peer rejected this connection: " + why);
 }
 
-TEST_F(StreamTest, AForgottenPeerIsRefusedWithItsNextMessageOnly) {
+TEST_P(StreamTest, AForgottenPeerIsRefusedWithItsNextMessageOnly) {
   start();
   two.stream->forget("it has left");
   ASSERT_TRUE(two.stream->send(parts_with({"the last answer"})));
@@ -181,7 +205,7 @@ TEST_F(StreamTest, AForgottenPeerIsRefusedWithItsNextMessageOnly) {
   EXPECT_EQ(one.reason, "the peer rejected this connection: it has left");
 }
 
-TEST_F(StreamTest, CloseSendsWhatIsQueuedAndThenEndsTheOtherSide) {
+TEST_P(StreamTest, CloseSendsWhatIsQueuedAndThenEndsTheOtherSide) {
   start();
   ASSERT_TRUE(one.stream->send(parts_with({std::string(kMaxMessage, 'x')})));
   ASSERT_TRUE(one.stream->send(parts_with({"last"})));
@@ -194,14 +218,14 @@ TEST_F(StreamTest, CloseSendsWhatIsQueuedAndThenEndsTheOtherSide) {
   EXPECT_FALSE(one.stream->send(parts_with({"after close"})));
 }
 
-TEST_F(StreamTest, CloseDeliversWhatHasArrivedBefore) {
+TEST_P(StreamTest, CloseDeliversWhatHasArrivedBefore) {
   start();
   ASSERT_TRUE(one.stream->send(parts_with({"not read yet"})));
   two.stream->close(Clock::now());
   EXPECT_EQ(bytes_in(two.next().parts[0]), "not read yet");
 }
 
-TEST_F(StreamTest, ASilentPeerGetsAPingAndAnswersIt) {
+TEST_P(StreamTest, ASilentPeerGetsAPingAndAnswersIt) {
   one.settings.heartbeat = 0;
   start();
   EXPECT_GE(one.stream->check_liveness(), Clock::duration(0));
@@ -227,7 +251,7 @@ TEST_F(StreamTest, ASilentPeerGetsAPingAndAnswersIt) {
   EXPECT_TRUE(is_shorter);
 }
 
-TEST_F(StreamTest, WaitingForQueuedMessagesEndsWhenTheStreamIsAbandoned) {
+TEST_P(StreamTest, WaitingForQueuedMessagesEndsWhenTheStreamIsAbandoned) {
   ASSERT_TRUE(one.stream->send(parts_with({"queued"})));
   std::thread waiting([this] { one.stream->wait_until_sent(limit()); });
   one.stream->abandon();
@@ -235,7 +259,7 @@ TEST_F(StreamTest, WaitingForQueuedMessagesEndsWhenTheStreamIsAbandoned) {
   EXPECT_LT(Clock::now(), limit());
 }
 
-TEST_F(StreamTest, ThreadsMaySendAtTheSameTime) {
+TEST_P(StreamTest, ThreadsMaySendAtTheSameTime) {
   start();
   constexpr int kThreads = 4, kMessages = 100;
   std::vector<std::thread> threads;
@@ -258,6 +282,9 @@ TEST_F(StreamTest, ThreadsMaySendAtTheSameTime) {
     thread.join();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Channels, StreamTest, testing::Bool(),
+                         [](const auto& test) { return test.param ? "Tls" : "Plain"; });
 
 }  // namespace
 }  // namespace rpc_backends::zeromq
