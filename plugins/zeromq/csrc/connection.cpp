@@ -280,13 +280,17 @@ void Connection::on_late_handshake() {
 
 void Connection::on_tick() {
   if (stream_->check_liveness() >= duration_of(services_.settings.heartbeat_timeout)) {
-    report_end("no heartbeat from " + endpoint_.text() + " for " + seconds_text(services_.settings.heartbeat_timeout));
+    report_silence();
     return;
   }
   later(services_.settings.heartbeat / 2, &Connection::on_tick);
 }
 
 // --- the end ----------------------------------------------------------------------------------------
+
+void Connection::report_silence() {
+  report_end("no heartbeat from " + endpoint_.text() + " for " + seconds_text(services_.settings.heartbeat_timeout));
+}
 
 void Connection::report_failure(const std::string& why) {
   report_end("handshake with " + endpoint_.text() + " failed: " + why);
@@ -302,6 +306,10 @@ void Connection::report_end(const std::string& reason) {
 }
 
 void Connection::on_stream_end(const std::string& reason) {
+  if (reason == kNoHeartbeat) {
+    report_silence();
+    return;
+  }
   if (ended_ || !reason.empty()) {
     report_end(reason);
     return;

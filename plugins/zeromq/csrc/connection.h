@@ -71,6 +71,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void watch(uint32_t events, void (Connection::*task)());
   void unwatch();
   void report_end(const std::string& reason);
+  void report_silence();
   void report_failure(const std::string& why);
   std::string why_it_did_not_connect(int error) const;
   std::string why_it_ended(int error) const;

@@ -208,7 +208,7 @@ void Listener::tick() {
   const auto longest = std::chrono::milliseconds(milliseconds(settings.heartbeat_timeout));
   for (const Caller& caller : callers()) {
     if (caller.stream->check_liveness() >= longest) {
-      on_end(caller.worker, caller.time, "no heartbeat");
+      on_end(caller.worker, caller.time, kNoHeartbeat);
     }
   }
   const auto pause = std::chrono::milliseconds(milliseconds(settings.heartbeat / 2));

@@ -62,7 +62,8 @@ MessageReader::Outcome MessageReader::read(Channel& channel) {
     return Outcome::kBlocked;
   }
   if (got <= 0) {
-    text_ = got == -1 && errno == EBADMSG ? "the data that arrived was changed on its way" : "";
+    const int error = got == 0 ? 0 : errno;
+    text_ = error == EBADMSG ? "the data that arrived was changed on its way" : error == ETIMEDOUT ? kNoHeartbeat : "";
     return Outcome::kEnd;
   }
   const auto size = static_cast<size_t>(got);

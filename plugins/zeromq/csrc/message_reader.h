@@ -18,6 +18,9 @@
 
 namespace rpc_backends::zeromq {
 
+// The reason if a peer has acknowledged nothing for so long that the system has ended the connection.
+inline constexpr const char* kNoHeartbeat = "no heartbeat";
+
 class MessageReader {
  public:
   explicit MessageReader(uint64_t max_message) : max_message_(max_message) {}

@@ -227,6 +227,7 @@ Stream::Written Stream::write(Outgoing& message) {
     }
     const ssize_t sent = count == 0 ? -1 : channel_->write(places, static_cast<int>(count));
     if (sent == -1) {
+      timed_out_ = timed_out_ || errno == ETIMEDOUT;
       return errno == EAGAIN || errno == EWOULDBLOCK ? Written::kSome : Written::kFailed;
     }
     // A peer must answer heartbeats, so that it reads them is not enough.
@@ -384,7 +385,7 @@ bool Stream::handle(MessageReader::Outcome outcome) {
       report_end("the peer sent an invalid message: " + reader_.text());
       break;
     case MessageReader::Outcome::kEnd:
-      report_end(reader_.text());
+      report_end(timed_out_ ? kNoHeartbeat : reader_.text());
       break;
   }
   read_to_end_ = true;

@@ -114,6 +114,7 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   bool abandoned_ = false;
   bool closed_ = false;
   uint64_t watch_ = 0;
+  std::atomic<bool> timed_out_{false};  // the system has ended the connection, as for kNoHeartbeat
 
   std::atomic<Clock::time_point> last_activity_;
   std::atomic<uint64_t> bytes_written_{0};  // of messages
