@@ -50,7 +50,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   int peer() const { return peer_; }
   const Endpoint& endpoint() const { return endpoint_; }
 
+  // These are for the event loop's thread.
   Clock::time_point up_since() const { return up_since_; }
+  bool is_connected() const { return connected_; }
 
  private:
   std::unique_ptr<Channel> make_channel(const Credentials& credentials);

@@ -124,10 +124,23 @@ void Peers::end_connection(int peer, const std::string& reason) {
 }
 
 void Peers::hint(int peer) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto entry = peers_.find(peer);
-  if (entry != peers_.end() && entry->second.lost && !entry->second.connection) {
-    schedule_reconnect(peer, entry->second, kFirstPause);
+  std::shared_ptr<Connection> unanswered;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto entry = peers_.find(peer);
+    if (entry == peers_.end() || !entry->second.lost) {
+      return;
+    }
+    // The system waits longer and longer before it tries again to connect, as during an outage that is over now.
+    if (entry->second.connection && !entry->second.connection->is_connected()) {
+      unanswered = std::move(entry->second.connection);
+    }
+    if (!entry->second.connection) {
+      schedule_reconnect(peer, entry->second, kFirstPause);
+    }
+  }
+  if (unanswered) {
+    unanswered->close(Clock::now());
   }
 }
 

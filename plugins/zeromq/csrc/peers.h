@@ -33,7 +33,7 @@ class Peers : private Connection::Owner {
   // Ends the connection to a peer because of invalid data that it sent.
   void end_connection(int peer, const std::string& reason);
 
-  // A peer may be reachable: if it is lost, a reconnect is attempted soon.
+  // A peer may be reachable: if it is lost, a reconnect is attempted soon. Call it on the event loop's thread.
   void hint(int peer);
 
   // Waits, at most until `deadline`, until no message is queued, also behind a handshake.
