@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import rpc
 
+from rpc_backends_inspect import causes, groups
 from rpc_backends_inspect import workers as inspected
 from support import steps
 from support.command import wait_until
@@ -162,6 +163,29 @@ def test_a_stopped_worker_is_named_in_the_error(two: Workers) -> None:
     finally:
         os.kill(two[1].pid, signal.SIGCONT)
     assert f"'worker1' (process {two[1].pid}) is stopped by a signal or a debugger; 1 call" in error
+
+
+def test_a_dump_says_what_its_writer_knew_of_a_stopped_worker(two: Workers, folder: Path) -> None:
+    suspend(two[1].pid)
+    try:
+        two[0].call(call_with_timeout, "worker1", 1.5)
+    finally:
+        os.kill(two[1].pid, signal.SIGCONT)
+    (dump,) = wait_for_dumps(folder)
+    (cause, *_) = causes.explain(groups.grouped([inspected.read(dump)])[0])
+    assert f"'worker1' (process {two[1].pid}) is stopped by a signal or a debugger" in cause.text
+    assert dump.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_caller_is_shown_at_the_line_of_its_program(two: Workers, folder: Path) -> None:
+    two[0].call(call_with_timeout, "worker1", 1.5)
+    (dump,) = wait_for_dumps(folder)
+    state = inspected.read(dump)
+    thread = state.thread(state.in_flight[0].thread)
+    assert thread is not None
+    assert thread.position is not None
+    assert thread.position.function == "call_with_timeout"
+    two[1].call(finish)
 
 
 def test_a_signal_makes_a_dump(tmp_path: Path, folder: Path) -> None:

@@ -436,7 +436,11 @@ void ThreadPool::stop_all(double seconds) {
   }
   const PyGILState_STATE gil = PyGILState_Ensure();
   PythonState::halt_others(kHaltTime);
+  // A thread may have been halted while it waited for the GIL, after it had asked this thread to give it up. Then
+  // CPython lets this thread go on only when another thread has had the GIL.
+  std::thread next([] { PyGILState_Release(PyGILState_Ensure()); });
   PyGILState_Release(gil);
+  next.join();
 }
 
 }  // namespace rpc_backends

@@ -177,6 +177,9 @@ class _Group:
             for call in reversed(one.recent):
                 if call.peer == name and call.state == "lost":
                     return f" (error of {one.worker!r}: {_cut(call.error)})"
+        for one in self.by_name.values():
+            if repr(name) in one.likely_reason:
+                return f" ({one.worker!r} when it wrote its dump: {one.likely_reason})"
         return ""
 
     def cycles(self) -> Iterator[Cause]:

@@ -120,12 +120,10 @@ class Watcher:
             _log.exception("the dump of RPC worker %r failed", self._worker)
             return f"No RPC dump: {error}."
         about = [cause for cause in found if self._worker in cause.workers] or found
-        why = (
-            f"Likely reason: {about[0].text}."
-            if about
-            else "The workers of this group on this host show no reason."
-        )
-        return f"RPC dump: {path}. {why}"
+        if not about:
+            return f"RPC dump: {path}. The workers of this group on this host show no reason."
+        workers.add_likely_reason(Path(path), about[0].text)
+        return f"RPC dump: {path}. Likely reason: {about[0].text}."
 
 
 def _in_shutdown() -> bool:
