@@ -219,3 +219,20 @@ def test_the_programs_own_handler_of_the_signal_stays(two: Workers, folder: Path
     os.kill(two[0].pid, signal.SIGUSR1)
     two.run(steps.leave)
     assert list(folder.glob("*.json")) == []
+
+
+def call_beside_others(me: WorkerContext, busy: str, to: str) -> str:
+    """Take all threads of ``busy``; return the error of a call to ``to`` that times out."""
+    for _ in range(4):
+        rpc.rpc_async(busy, wait_for_event, timeout=0)
+    return call_with_timeout(me, to, 2)
+
+
+def test_the_likely_reason_is_about_the_call_that_failed(tmp_path: Path, folder: Path) -> None:
+    env = {"RPC_BACKENDS_RECORDER": "on", "RPC_BACKENDS_DUMP": str(folder)}
+    with Workers(3, env=env) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", backend="ZEROMQ", num_worker_threads=2)
+        error = workers[0].call(call_beside_others, "worker1", "worker2")
+        assert "there, 'worker2' is at wait_for_event (test_dumps.py:" in error
+        assert "'worker1'" not in error
+        workers.run(finish)

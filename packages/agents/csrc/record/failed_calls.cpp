@@ -61,10 +61,17 @@ void FailedCalls::end(const Failed& call, const std::string& text) {
   });
 }
 
-int FailedCalls::wait(double seconds) {
+std::optional<std::set<std::string>> FailedCalls::wait(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return stopped_ || !calls_.empty(); });
-  return stopped_ ? -1 : static_cast<int>(calls_.size());
+  if (stopped_) {
+    return std::nullopt;
+  }
+  std::set<std::string> peers;
+  for (const Failed& call : calls_) {
+    peers.insert(CallLog::callee_of(*call.place));
+  }
+  return peers;
 }
 
 void FailedCalls::explain(const std::string& text) {

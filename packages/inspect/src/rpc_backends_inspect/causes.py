@@ -60,8 +60,11 @@ class _Wait:
         return self.worker, self.target, self.reason, self.collective
 
 
-def explain(group: InspectedGroup) -> list[Cause]:
-    """Return why the workers of a group wait, the most certain cause first."""
+def explain(group: InspectedGroup, callees: Collection[str] = ()) -> list[Cause]:
+    """Return why the workers of a group wait, the most certain cause first.
+
+    :param callees: workers; with some, only causes that involve one of them are returned.
+    """
     waiting = _Group(group.states)
     causes = [
         *waiting.gone(),
@@ -73,7 +76,11 @@ def explain(group: InspectedGroup) -> list[Cause]:
     causes += [] if any(cause.kind == "threads" for cause in causes) else waiting.taken()
     stuck = {name for cause in causes for name in cause.stuck}
     causes += [*waiting.shutdowns(stuck), *waiting.rrefs()]
-    return causes or list(waiting.missing()) or list(waiting.slow())
+    for certain in (causes, waiting.missing(), waiting.slow()):
+        about = [one for one in certain if not callees or not set(callees).isdisjoint(one.workers)]
+        if about:
+            return about
+    return []
 
 
 class _Group:

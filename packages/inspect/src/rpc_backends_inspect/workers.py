@@ -146,6 +146,8 @@ def read(path: Path) -> WorkerState:
     :raises NoStateError: the file does not hold one.
     :raises OSError: the file cannot be read.
     """
+    if path.exists() and not path.is_file():
+        raise NoStateError(f"{path} is no file")
     try:
         return parse_state(json.loads(path.read_text()))
     except ValueError as error:
