@@ -5,5 +5,6 @@
 #include "intercept/interceptor_chain.cpp"
 #include "record/call_log.cpp"
 #include "record/failed_calls.cpp"
+#include "rpc/early_deletions.cpp"
 #include "rpc/failed_rrefs.cpp"
 #include "rpc/futures.cpp"

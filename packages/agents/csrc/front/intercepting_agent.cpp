@@ -3,6 +3,7 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/autograd/context/container.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/propagate_gradients_req.h>
+#include <torch/csrc/distributed/rpc/rref_proto.h>
 
 #include <thread>
 
@@ -75,6 +76,7 @@ class OutgoingCall final : public InterceptedCall {
  protected:
   void transmit(MessagePtr message, const Contexts& contexts, const PassingRequestPtr& last) override {
     const bool in_send = std::this_thread::get_id() == sender_ && sending_;
+    const auto late = is_over() ? created_rref(inspect(*message)) : std::nullopt;
     FuturePtr answer;
     const c10::MultiStreamGuard guard(streams_);  // an interceptor may have changed the thread
     try {
@@ -102,7 +104,12 @@ class OutgoingCall final : public InterceptedCall {
       return;
     }
     auto self = std::static_pointer_cast<OutgoingCall>(shared_from_this());
-    answer->addCallback([self, last](JitFuture& done) { self->come_back(last, FuturePtr::reclaim_copy(&done)); });
+    answer->addCallback([self, last, late](JitFuture& done) {
+      if (late && !(late->id == late->fork) && !done.hasError()) {  // both are equal on the caller itself
+        self->delete_rref(*late);
+      }
+      self->come_back(last, FuturePtr::reclaim_copy(&done));
+    });
   }
 
   void finish(JitFuture* answer) override {
@@ -118,6 +125,15 @@ class OutgoingCall final : public InterceptedCall {
   const std::string& peer() const override { return to_.name_; }
 
  private:
+  // Deletes an RRef on its owner. The call has timed out before its request was sent, so the owner may have got the
+  // caller's deletion before the request.
+  void delete_rref(const CreatedRRef& created) {
+    // It fails if the agent has been shut down; then the owner no longer waits for deletions of this worker.
+    (void)error_in([&] {
+      (void)inner_->send(to_, rpc::RRefUserDelete(created.id, created.fork).toMessage(), rpc::kUnsetRpcTimeout, {});
+    });
+  }
+
   const std::shared_ptr<rpc::RpcAgent> inner_;
   const std::shared_ptr<TransportAgent> transport_agent_;
   const rpc::WorkerInfo to_;
@@ -225,6 +241,8 @@ InterceptingAgent::InterceptingAgent(std::shared_ptr<RpcAgent> inner)
       interceptors_(std::make_shared<InterceptorChain>(workerInfo_.name_, transport_agent_ != nullptr)) {
   if (transport_agent_) {
     transport_agent_->set_interceptors(interceptors_);
+  } else {
+    settle_early_deletions(*inner_);
   }
 }
 
