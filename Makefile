@@ -125,8 +125,8 @@ test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supp
 matrix: setup  ## the tests with each torch and Python, 15 min a pair (ONLY="2.9 2.15 py3.12", AGAIN=1)
 	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" $(if $(AGAIN),--again)
 
-test-wheels: setup  ## the wheels with each torch, without a compiler: install, first call, doctor (3 min a pair; ONLY="2.9")
-	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" --stages wheels
+test-wheels: setup  ## the wheels with each torch, without a compiler: install, first call, doctor (3 min a pair; ONLY="2.9", DIST=dist)
+	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" --stages wheels $(if $(DIST),--dist $(DIST))
 
 lint: setup  ## ruff and clang-format: lint and format check; clang-tidy on changed files
 	@echo "==> ruff"
