@@ -54,14 +54,12 @@ def wheel_deviations(found: set[str], files: set[str]) -> list[str]:
 def sdist_deviations(found: set[str], files: set[str]) -> list[str]:
     """Compare the paths in an sdist with the files of its distribution.
 
-    Sources must all be there. Tests and documents may be.
+    Sources must all be there. Tests and documents may be. The core has no C++: the CMakeLists.txt in its
+    folder is for the tests of other distributions.
     """
-    wanted = {
-        name
-        for name in files
-        if name.startswith(("src/", "csrc/"))
-        or name in ("pyproject.toml", "CMakeLists.txt", "README.md")
-    }
+    has_cpp = any(name.startswith("csrc/") for name in files)
+    needed = {"pyproject.toml", "README.md", *(["CMakeLists.txt"] if has_cpp else [])}
+    wanted = {name for name in files if name.startswith(("src/", "csrc/")) or name in needed}
     missing = [f"{name} is missing" for name in sorted(wanted - found)]
     return missing + _unknown(found - files, _ADDED_TO_SDIST)
 
