@@ -125,15 +125,16 @@ test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supp
 matrix: setup  ## the tests with each torch and Python, 15 min a pair (ONLY="2.9 2.15 py3.12", AGAIN=1)
 	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" $(if $(AGAIN),--again)
 
-test-wheels: setup  ## the wheels with each torch, without a compiler: install, first call, doctor (3 min a pair; ONLY="2.9")
-	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" --stages wheels
+test-wheels: setup  ## the wheels with each torch, without a compiler: install, first call, doctor (3 min a pair; ONLY="2.9", DIST=dist)
+	PYTHONPATH=tests $(BIN)/python -m matrix --only "$(ONLY)" --stages wheels $(if $(DIST),--dist $(DIST))
 
-lint: setup  ## ruff and clang-format: lint and format check; clang-tidy on changed files
+lint: setup  ## ruff and clang-format: lint and format check; clang-tidy on changed files; actionlint if it is installed
 	@echo "==> ruff"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@echo "==> clang-format"
 	@$(BIN)/clang-format --dry-run --Werror $(CPP)
+	@if command -v actionlint >/dev/null; then echo "==> actionlint"; actionlint; fi
 	@if [ -n "$$(git status --porcelain -- '*.cpp' '*.h' 2>/dev/null)" ]; then $(MAKE) tidy CHANGED=1; fi
 
 tidy: setup  ## clang-tidy on all C++ (10 min); a file again only if it or its headers have changed
@@ -150,7 +151,7 @@ format: setup  ## fix and format the sources with ruff and clang-format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 
-wheels: $(WHEEL_VENV)/.installed  ## all wheels, for every torch, in dist/ (15 min, later seconds; PYTHONS="3.11 3.12")
+wheels: $(WHEEL_VENV)/.installed  ## all wheels, for every torch, in dist/ (11 min, later seconds; PYTHONS="3.11 3.12")
 	$(need_compiler)
 	PYTHONPATH=tests $(WHEEL_VENV)/bin/python -m wheelhouse --torches "$(TORCHES)" $(if $(PYTHONS),--pythons "$(PYTHONS)")
 
