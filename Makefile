@@ -82,10 +82,12 @@ reports: setup  ## run the conformance suite on our backends, and make docs/back
 	done
 	$(BIN)/python docs/_ext/backend_index.py
 
-test: lint typecheck test-cpp  ## lint, type checks and tests (20 min on two cores); repeats a stage only if something has changed (AGAIN=1: all)
+test: lint  ## lint, type checks and tests (20 min on two cores); repeats a stage only if something has changed (AGAIN=1: all)
+	$(MAKE) -j2 -O typecheck test-cpp
 	$(RUN_STAGES) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-test-all: lint typecheck test-cpp  ## the same and the long tests: whole suites, the soak test, large groups (80 min)
+test-all: lint  ## the same and the long tests: whole suites, the soak test, large groups (80 min)
+	$(MAKE) -j2 -O typecheck test-cpp
 	$(RUN_STAGES) --thorough $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
 stages: setup  ## some stages of `make test` alone (STAGES="core plugins", THOROUGH=1 for those of test-all)

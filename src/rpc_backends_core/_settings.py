@@ -86,12 +86,18 @@ def autoload_enabled(environ: Mapping[str, str] = os.environ) -> bool:
 
     :raises SettingError: the value is neither true nor false.
     """
-    text = environ.get(AUTOLOAD, "").strip()
-    if not text or text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise SettingError(f"{AUTOLOAD}={text!r} is neither true nor false. Set it to 1 or 0.")
+    text = value(AUTOLOAD, environ)
+    return text is None or parse_boolean(AUTOLOAD, text)
+
+
+def parse_boolean(variable: str, text: str) -> bool:
+    """Return the value of a boolean variable.
+
+    :raises SettingError: the text is neither true nor false.
+    """
+    if text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    raise SettingError(f"{variable}={text!r} is neither true nor false. Set it to 1 or 0.")
 
 
 def value(variable: str, environ: Mapping[str, str] = os.environ) -> str | None:

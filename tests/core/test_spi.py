@@ -32,7 +32,7 @@ ADDED = {
     (1, 1): """
         ArgumentError BackendContractError Interface JOIN_TIMEOUT LockError STORE_TIMEOUT StoreAccess
         StoreError at_exit check_arguments check_option_names device_maps interface_of interfaces
-        is_loopback processes stored
+        is_loopback parse_boolean processes stored
     """,
 }
 UPGRADE_CORE = "pip install --upgrade rpc-backends-core"

@@ -118,7 +118,7 @@ def test_the_variable_lets_any_torch_use_the_nearest_build(
 
 @pytest.mark.usefixtures("package")
 def test_an_invalid_value_of_the_variable_is_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(ImportError, match=rf"{VARIABLE}='often' is neither yes nor no"):
+    with pytest.raises(ImportError, match=rf"{VARIABLE}='often' is neither true nor false"):
         choose(a_torch("2.99"), environ | {VARIABLE: "often"})
 
 

@@ -15,13 +15,12 @@ from rpc_backends_agents import build_cache
 from rpc_backends_agents.build_cache import MissingBuildError
 from rpc_backends_agents.installed_torch import Torch, minor_of
 from rpc_backends_agents.loading import FILE, OLD_STRINGS, load_file
+from rpc_backends_core.spi import SettingError, parse_boolean
 
 #: A yes lets a torch that there is no build for use the nearest one.
 VARIABLE = "RPC_BACKENDS_AGENTS_ANY_TORCH"
 #: What compiles a build for the installed torch.
 COMMAND = "rpc-backends build-agents"
-_YES = frozenset({"1", "true", "yes", "on"})
-_NO = frozenset({"", "0", "false", "no", "off"})
 _OLDEST_MINOR = (2, 6)
 
 
@@ -140,10 +139,11 @@ def _no_build(torch: Torch) -> str:
 
 
 def _takes_any_torch(environ: Mapping[str, str]) -> bool:
-    text = environ.get(VARIABLE, "").strip().lower()
-    if text not in _YES | _NO:
-        raise MissingBuildError(f"{VARIABLE}={text!r} is neither yes nor no. Set it to 1 or 0.")
-    return text in _YES
+    text = environ.get(VARIABLE, "").strip()
+    try:
+        return text != "" and parse_boolean(VARIABLE, text)
+    except SettingError as error:
+        raise MissingBuildError(str(error)) from error
 
 
 def _places() -> Iterator[Path]:
