@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,16 +51,6 @@ def test_every_call_during_a_shutdown_ends(tmp_path: Path, backend: str, what: s
     assert open_ == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_shutdown_waits_for_no_rref_whose_request_came_late(tmp_path: Path, backend: str) -> None:
-    """The owner gets the deletions of the RRefs before the requests that create them."""
-    with Workers(2, seconds=30) as workers:
-        workers.run(fault_steps.join, f"file://{tmp_path}/store", backend)
-        workers[0].call(create_late)
-        workers[1].call(wait_until_created)
-        workers.run(steps.leave)
-
-
 def test_a_log_closed_during_writes_has_no_failure(tmp_path: Path) -> None:
     for number in range(20):
         pipeline = _native.FaultPipeline("w")
@@ -99,23 +88,6 @@ def leave_with_a_held_message(me: WorkerContext) -> tuple[float, str]:
     except RuntimeError as error:
         return seconds, str(error)
     return seconds, "done"
-
-
-def create_late(me: WorkerContext) -> None:
-    """Create RRefs on the other worker with requests that are held until the calls have timed out."""
-    import rpc_backends_faults as faults
-
-    faults.add(what="delay", seconds=1, message="PYTHON_REMOTE_CALL")
-    for _ in range(3):
-        rref = rpc.remote("worker1", fault_steps.do, args=(1,), timeout=0.1)
-        with contextlib.suppress(RuntimeError):
-            rref._get_future().wait()
-        del rref
-
-
-def wait_until_created(me: WorkerContext) -> None:
-    """Wait until the functions of the other worker's RRefs have run."""
-    fault_steps.wait_until_done(1, times=3)
 
 
 def hop(x: torch.Tensor, path: list[str]) -> torch.Tensor:

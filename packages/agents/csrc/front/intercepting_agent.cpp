@@ -3,7 +3,6 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/autograd/context/container.h>
 #include <torch/csrc/distributed/autograd/rpc_messages/propagate_gradients_req.h>
-#include <torch/csrc/distributed/rpc/rref_proto.h>
 
 #include <thread>
 
@@ -76,7 +75,6 @@ class OutgoingCall final : public InterceptedCall {
  protected:
   void transmit(MessagePtr message, const Contexts& contexts, const PassingRequestPtr& last) override {
     const bool in_send = std::this_thread::get_id() == sender_ && sending_;
-    const auto late = is_over() ? created_rref(inspect(*message)) : std::nullopt;
     FuturePtr answer;
     const c10::MultiStreamGuard guard(streams_);  // an interceptor may have changed the thread
     try {
@@ -104,12 +102,7 @@ class OutgoingCall final : public InterceptedCall {
       return;
     }
     auto self = std::static_pointer_cast<OutgoingCall>(shared_from_this());
-    answer->addCallback([self, last, late](JitFuture& done) {
-      if (late && !(late->id == late->fork) && !done.hasError()) {  // both are equal on the caller itself
-        self->delete_rref(*late);
-      }
-      self->come_back(last, FuturePtr::reclaim_copy(&done));
-    });
+    answer->addCallback([self, last](JitFuture& done) { self->come_back(last, FuturePtr::reclaim_copy(&done)); });
   }
 
   void finish(JitFuture* answer) override {
@@ -125,15 +118,6 @@ class OutgoingCall final : public InterceptedCall {
   const std::string& peer() const override { return to_.name_; }
 
  private:
-  // Deletes an RRef on its owner. The call has timed out before its request was sent, so the owner may have got the
-  // caller's deletion before the request.
-  void delete_rref(const CreatedRRef& created) {
-    // It fails if the agent has been shut down; then the owner no longer waits for deletions of this worker.
-    (void)error_in([&] {
-      (void)inner_->send(to_, rpc::RRefUserDelete(created.id, created.fork).toMessage(), rpc::kUnsetRpcTimeout, {});
-    });
-  }
-
   const std::shared_ptr<rpc::RpcAgent> inner_;
   const std::shared_ptr<TransportAgent> transport_agent_;
   const rpc::WorkerInfo to_;

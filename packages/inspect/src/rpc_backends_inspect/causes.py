@@ -76,7 +76,7 @@ def explain(group: InspectedGroup, callees: Collection[str] = ()) -> list[Cause]
     causes += [] if any(cause.kind == "threads" for cause in causes) else waiting.taken()
     stuck = {name for cause in causes for name in cause.stuck}
     causes += [*waiting.shutdowns(stuck), *waiting.rrefs()]
-    for certain in (causes, waiting.missing(), waiting.slow()):
+    for certain in (causes, waiting.missing(), waiting.slow(callees)):
         about = [one for one in certain if not callees or not set(callees).isdisjoint(one.workers)]
         if about:
             return about
@@ -322,13 +322,15 @@ class _Group:
                     (owner, *holders),
                 )
 
-    def slow(self) -> Iterator[Cause]:
-        """Find the oldest call that a worker is running."""
+    def slow(self, callees: Collection[str]) -> Iterator[Cause]:
+        """Find the oldest call that a worker is running: one of ``callees``, if there are any."""
         calls = [
             (call, state)
             for state in self.by_name.values()
             for call in state.in_flight
-            if not call.incoming and call.seconds >= _YOUNG
+            if not call.incoming
+            and call.seconds >= _YOUNG
+            and (not callees or call.peer in callees)
         ]
         for call, state in sorted(calls, key=lambda one: -one[0].seconds)[:1]:
             wait = _Wait(state.worker, call.peer, _short(call), state.thread(call.thread))
