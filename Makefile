@@ -68,7 +68,7 @@ help:  ## list the targets
 setup: $(VENV)/.installed  ## the virtual environment; other targets make it if they need it
 
 # A clone that has only run this target has an environment with what the demo needs, and no more.
-demo: $(VENV)/$(if $(wildcard $(VENV)/.installed),.installed,.demo)  ## train a classifier over RPC, on TENSORPIPE, then through faults on two others (2 min)
+demo: $(VENV)/$(if $(wildcard $(VENV)/.installed),.installed,.demo)  ## train a classifier over RPC, on TENSORPIPE, then through faults on two others (3 min)
 	PYTHONPATH=examples $(BIN)/python -m demo
 
 docs: setup  ## the documentation site, in build/docs/html; a warning is an error
