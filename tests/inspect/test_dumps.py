@@ -6,6 +6,7 @@ import faulthandler
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -175,6 +176,13 @@ def test_a_dump_says_what_its_writer_knew_of_a_stopped_worker(two: Workers, fold
     (cause, *_) = causes.explain(groups.grouped([inspected.read(dump)])[0])
     assert f"'worker1' (process {two[1].pid}) is stopped by a signal or a debugger" in cause.text
     assert dump.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_call_ends_when_nothing_can_be_added_to_its_dump(two: Workers, folder: Path) -> None:
+    folder.joinpath(f"{socket.gethostname()}-{two[0].pid}-worker0-1.part").mkdir()
+    error = two[0].call(call_with_timeout, "worker1", 1.5)
+    assert "No RPC dump: [Errno 17] File exists" in error
+    two[1].call(finish)
 
 
 def test_a_caller_is_shown_at_the_line_of_its_program(two: Workers, folder: Path) -> None:

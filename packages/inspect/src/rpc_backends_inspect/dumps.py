@@ -119,14 +119,18 @@ class Watcher:
             if group is not None and self._peers is not None:
                 group = group.joined_by(self._peers.lost(group))
             found = causes.explain(group, callees) if group is not None else []
+            about = [cause for cause in found if self._worker in cause.workers] or found
+            if about:
+                workers.add_likely_reason(Path(path), about[0].text)
         except Exception as error:  # the call must get its error whatever happens here
             _log.exception("the dump of RPC worker %r failed", self._worker)
             return f"No RPC dump: {error}."
-        about = [cause for cause in found if self._worker in cause.workers] or found
-        if not about:
-            return f"RPC dump: {path}. The workers of this group on this host show no reason."
-        workers.add_likely_reason(Path(path), about[0].text)
-        return f"RPC dump: {path}. Likely reason: {about[0].text}."
+        why = (
+            f"Likely reason: {about[0].text}."
+            if about
+            else "The workers of this group on this host show no reason."
+        )
+        return f"RPC dump: {path}. {why}"
 
 
 def _in_shutdown() -> bool:
