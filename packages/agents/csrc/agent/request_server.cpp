@@ -169,7 +169,7 @@ void RequestServer::begin(int peer, Decoded request, uint64_t bytes, std::vector
               : nullptr;
   if (agent_.interceptors && agent_.interceptors->wants(Direction::kIncoming)) {
     auto on_refusal = with_rref_failed(
-        *request.message, peer,
+        *request.message, creation,
         [this, peer, call = request.call, streams](JitFuture& answer) { answer_request(peer, call, answer, streams); });
     std::make_shared<IncomingCall>(*this, peer, request.call, bytes, std::move(streams), std::move(request.contexts),
                                    recorded, std::move(creation), std::move(on_refusal))
@@ -197,7 +197,7 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
       };
     }
   }
-  on_answer = with_rref_failed(*request, peer, std::move(on_answer));
+  on_answer = with_rref_failed(*request, creation, std::move(on_answer));
   // A worker's requests to itself are never refused. Torch's own requests are small, and torch does not expect them to
   // fail.
   const bool may_refuse = peer != agent_.id && is_of_a_program(request->type());
@@ -263,16 +263,16 @@ std::optional<CreatedRRef> RequestServer::created_by(int peer, const Message& re
   return is_of_peer ? created : std::nullopt;
 }
 
-RequestServer::OnAnswer RequestServer::with_rref_failed(const Message& request, int peer, OnAnswer on_answer) {
-  const auto created = created_by(peer, request);
-  if (!created) {
+RequestServer::OnAnswer RequestServer::with_rref_failed(const Message& request, const CreationPtr& creation,
+                                                        OnAnswer on_answer) {
+  if (!creation) {
     return on_answer;
   }
   const bool is_python = inspect(request).type == MessageType::PYTHON_REMOTE_CALL;
-  return [created = *created, is_python, on_answer = std::move(on_answer)](JitFuture& answer) {
+  return [id = creation->id, fork = creation->fork, is_python, on_answer = std::move(on_answer)](JitFuture& answer) {
     c10::intrusive_ptr<Message> told;
     if (answer.hasError()) {
-      (void)error_in([&] { told = create_failed_rref(created.id, created.fork, is_python, answer.exception_ptr()); });
+      (void)error_in([&] { told = create_failed_rref(id, fork, is_python, answer.exception_ptr()); });
     }
     if (!told) {
       on_answer(answer);

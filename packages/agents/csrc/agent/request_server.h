@@ -54,7 +54,7 @@ class RequestServer {
   // For a request of rpc.remote(): an error goes to the RRef that it creates, and its caller is answered as torch
   // answers when the function fails. torch itself does so only for errors of the function, and to_here() waits for
   // others.
-  OnAnswer with_rref_failed(const Message& request, int peer, OnAnswer on_answer);
+  OnAnswer with_rref_failed(const Message& request, const CreationPtr& creation, OnAnswer on_answer);
   // Counts requests of `caller` whose functions have returned futures without a value.
   void count_pending(int caller, int64_t change);
   // Does not throw. `streams`: those on which the function ran.

@@ -438,9 +438,13 @@ void ThreadPool::stop_all(double seconds) {
   PythonState::halt_others(kHaltTime);
   // A thread may have been halted while it waited for the GIL, after it had asked this thread to give it up. Then
   // CPython lets this thread go on only when another thread has had the GIL.
-  std::thread next([] { PyGILState_Release(PyGILState_Ensure()); });
+  std::thread next;
+  contained("while ending threads at exit",
+            [&] { next = std::thread([] { PyGILState_Release(PyGILState_Ensure()); }); });
   PyGILState_Release(gil);
-  next.join();
+  if (next.joinable()) {
+    next.join();
+  }
 }
 
 }  // namespace rpc_backends

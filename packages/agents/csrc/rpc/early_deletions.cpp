@@ -10,16 +10,17 @@ namespace rpc_backends {
 
 namespace rpc = torch::distributed::rpc;
 
-EarlyDeletions::Creation::Creation(std::shared_ptr<EarlyDeletions> deletions, const RRefId& id, const ForkId& fork)
-    : deletions_(std::move(deletions)), id_(id), fork_(fork) {
+EarlyDeletions::Creation::Creation(std::shared_ptr<EarlyDeletions> deletions, const RRefId& created,
+                                   const ForkId& forked)
+    : id(created), fork(forked), deletions_(std::move(deletions)) {
   const std::lock_guard<std::mutex> lock(deletions_->mutex_);
-  ++deletions_->entries_[fork_].creations;
+  ++deletions_->entries_[fork].creations;
 }
 
 EarlyDeletions::Creation::~Creation() {
   settle();
   const std::lock_guard<std::mutex> lock(deletions_->mutex_);
-  const auto entry = deletions_->entries_.find(fork_);
+  const auto entry = deletions_->entries_.find(fork);
   if (--entry->second.creations == 0) {
     deletions_->entries_.erase(entry);
   }
@@ -28,12 +29,12 @@ EarlyDeletions::Creation::~Creation() {
 void EarlyDeletions::Creation::settle() const {
   {
     const std::lock_guard<std::mutex> lock(deletions_->mutex_);
-    if (!deletions_->entries_.find(fork_)->second.is_deleted) {
+    if (!deletions_->entries_.find(fork)->second.is_deleted) {
       return;
     }
   }
   contained("while deleting an RRef", [&] {
-    const auto deletion = rpc::RRefUserDelete(id_, fork_).toMessage();
+    const auto deletion = rpc::RRefUserDelete(id, fork).toMessage();
     (void)(*deletions_->callback_)(*deletion, {});
   });
 }

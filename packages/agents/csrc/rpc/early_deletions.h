@@ -25,7 +25,7 @@ class EarlyDeletions : public std::enable_shared_from_this<EarlyDeletions> {
   // A request of rpc.remote(), from its arrival to its answer. The destructor calls settle().
   class Creation {
    public:
-    Creation(std::shared_ptr<EarlyDeletions> deletions, const RRefId& id, const ForkId& fork);
+    Creation(std::shared_ptr<EarlyDeletions> deletions, const RRefId& created, const ForkId& forked);
     ~Creation();
     Creation(const Creation&) = delete;
     Creation& operator=(const Creation&) = delete;
@@ -34,10 +34,11 @@ class EarlyDeletions : public std::enable_shared_from_this<EarlyDeletions> {
     // which may never get a value. Throws nothing.
     void settle() const;
 
+    const RRefId id;
+    const ForkId fork;
+
    private:
     const std::shared_ptr<EarlyDeletions> deletions_;
-    const RRefId id_;
-    const ForkId fork_;
   };
 
   // Notes a request that arrives, before torch gets it, if it is a deletion. Throws nothing.
