@@ -205,7 +205,7 @@ class Run:
     def start(self, *, shown: bool) -> None:
         """Start the process.
 
-        :param shown: whether its output appears as it comes, or when the stage ends.
+        :param shown: whether its output appears as it runs, or when it ends.
         """
         print(f"==> pytest: {self.stage.title}", flush=True)
         self._started = time.monotonic()

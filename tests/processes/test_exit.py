@@ -11,14 +11,21 @@ import pytest
 LIMIT = 120.0
 #: The sleeps end during the exit, all at about the same time, and their threads then want the GIL.
 ENDS_WITH_MANY_FUNCTIONS = """
-import sys, time
+import sys, threading, time
 from torch.distributed import rpc
+
+started = threading.Semaphore(0)
+
+def nap():
+    started.release()
+    time.sleep(2)
 
 backend, store = sys.argv[1:]
 rpc.init_rpc("worker", rank=0, world_size=1, backend=backend, rpc_backend_options=rpc.backend_registry
     .construct_rpc_backend_options(rpc.BackendType[backend], init_method=f"file://{store}"))
-futures = [rpc.rpc_async("worker", time.sleep, args=(2,)) for _ in range(20)]
-time.sleep(0.5)
+futures = [rpc.rpc_async("worker", nap) for _ in range(20)]
+for _ in range(16):  # the worker's threads
+    started.acquire()
 sys.exit(3)
 """
 

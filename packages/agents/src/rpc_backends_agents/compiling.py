@@ -29,7 +29,6 @@ _CHECK = """\
 import sys
 from pathlib import Path
 from rpc_backends_agents.installed_torch import Torch
-from rpc_backends_agents.loading import FILE
 from rpc_backends_agents.torch_builds import Build, load_build
 torch = Torch.installed()
 load_build("_C", Build(Path(sys.argv[1]), torch.version, torch.new_strings, "cache"), torch)
