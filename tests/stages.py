@@ -2,12 +2,16 @@
 
 ::
 
-    make test                          # all stages
+    make test                          # all stages, two at a time
     make test AGAIN=1                  # also those that have passed, and that nothing has changed for
     make stages STAGES="ZEROMQ UCX"    # these alone
 
 A stage depends on its files, on the compiled extensions, and on the installed packages. If it passes,
 their fingerprint is kept in ``build/passed``, which a new checkout does not have.
+
+Two stages run side by side, because one alone often waits. The output of each goes to a file in
+``build/stages``, and is printed as a whole when the stage ends. One stage alone, or stages with
+arguments for pytest, print as they run.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ import argparse
 import hashlib
 import os
 import platform
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +32,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PASSED = ROOT / "build/passed"
+OUTPUTS = ROOT / "build/stages"
+#: Seconds between two lines that say how far the stages are.
+_PROGRESS = 60
 
 #: What every suite depends on: all that is installed. These are pathspecs of git.
 INSTALLED = ("pyproject.toml", "src", "packages", "plugins", ":!packages/bench", ":!*/tests/*")
@@ -71,39 +80,19 @@ def _conformance(backend: str, *arguments: str) -> tuple[str, ...]:
     return ("--pyargs", *arguments, "--rpc-backend", backend, "-q")
 
 
+#: How many stages run at a time.
+AT_ONCE = 2
 #: Three files at a time, because most tests wait, in the order that conftest.py sorts: slow files first.
 BY_FILE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--durations", "10")
 _OWN = "not torch_suites and not whole_suite"
+#: The long ones first, so that none of them runs alone at the end.
 STAGES = (
     Stage(
-        "torch_suites",
-        "torch's own RPC suites on our handlers",
-        (*ON_TENSORPIPE, *_SUPPORT, "tests/torch_suites"),
-        ("tests/torch_suites", "-n", "3"),
-        "torch_suites",
-    ),
-    Stage(
-        "ZEROMQ",
-        "ZEROMQ passes the conformance suite",
-        (*INSTALLED, *_SUPPORT, ":!plugins/ucx"),
-        (*_conformance("ZEROMQ", "rpc_backends_testing"), "-n", "3"),
-        thorough=("--rpc-tier", "torch"),
-    ),
-    Stage(
-        "encryption",
-        "ZEROMQ encrypts its TCP connections",
-        (*INSTALLED, *_SUPPORT, ":!plugins/ucx"),
-        (
-            *_conformance("ZEROMQ", "rpc_backends_testing.chapters.test_security"),
-            *("--rpc-option", "unix_sockets=false"),
-        ),
-    ),
-    Stage(
-        "UCX",
-        "UCX passes the conformance suite",
-        (*INSTALLED, *_SUPPORT, ":!plugins/zeromq"),
-        (*_conformance("UCX", "rpc_backends_testing"), "-n", "3"),
-        thorough=("--rpc-tier", "torch"),
+        "core",
+        "the tests of the core, the command and the documents",
+        (".",),
+        ("tests", "--ignore", "tests/installed", *BY_FILE),
+        _OWN,
     ),
     Stage(
         "suite",
@@ -128,17 +117,40 @@ STAGES = (
         _OWN,
     ),
     Stage(
-        "core",
-        "the tests of the core, the command and the documents",
-        (".",),
-        ("tests", "--ignore", "tests/installed", *BY_FILE),
-        _OWN,
+        "torch_suites",
+        "torch's own RPC suites on our handlers",
+        (*ON_TENSORPIPE, *_SUPPORT, "tests/torch_suites"),
+        ("tests/torch_suites", "-n", "3"),
+        "torch_suites",
+    ),
+    Stage(
+        "ZEROMQ",
+        "ZEROMQ passes the conformance suite",
+        (*INSTALLED, *_SUPPORT, ":!plugins/ucx"),
+        (*_conformance("ZEROMQ", "rpc_backends_testing"), "-n", "3"),
+        thorough=("--rpc-tier", "torch"),
+    ),
+    Stage(
+        "UCX",
+        "UCX passes the conformance suite",
+        (*INSTALLED, *_SUPPORT, ":!plugins/zeromq"),
+        (*_conformance("UCX", "rpc_backends_testing"), "-n", "3"),
+        thorough=("--rpc-tier", "torch"),
+    ),
+    Stage(
+        "encryption",
+        "ZEROMQ encrypts its TCP connections",
+        (*INSTALLED, *_SUPPORT, ":!plugins/ucx"),
+        (
+            *_conformance("ZEROMQ", "rpc_backends_testing.chapters.test_security"),
+            *("--rpc-option", "unix_sockets=false"),
+        ),
     ),
 )
 
 
 def main() -> int:
-    """Run the stages, each even if an earlier one has failed; return 1 if a stage fails."""
+    """Run the stages, each even if another one has failed; return 1 if a stage fails."""
     parser = argparse.ArgumentParser(prog="make test")
     parser.add_argument("--only", default="", help=f"some of: {' '.join(s.name for s in STAGES)}")
     parser.add_argument("--thorough", action="store_true", help="long tests, too")
@@ -148,7 +160,7 @@ def main() -> int:
     names = given.only.split() or [stage.name for stage in STAGES]
     if unknown := set(names) - {stage.name for stage in STAGES}:
         parser.error(f"no such stage: {' '.join(sorted(unknown))}")
-    failed, times = [], []
+    runs = []
     for stage in STAGES:
         if stage.name not in names:
             continue
@@ -157,22 +169,128 @@ def main() -> int:
         if before and not given.again and has_passed(stage.name, before):
             print(f"==> {stage.title}: passed, and nothing has changed since", flush=True)
             continue
-        print(f"==> pytest: {stage.title}", flush=True)
-        started = time.monotonic()
-        status = subprocess.run(command, cwd=ROOT, check=False).returncode
-        times.append(f"{stage.name} {(time.monotonic() - started) / 60:.1f}")
-        if status == _NONE_SELECTED and given.pytest:
-            continue
-        if status:
-            failed.append(stage.title)
-        elif before and before == fingerprint(stage.files, command):
-            PASSED.mkdir(parents=True, exist_ok=True)
-            (PASSED / stage.name).write_text(before)
-    if times:
-        print(f"==> minutes: {', '.join(times)}", flush=True)
+        runs.append(Run(stage, command, before))
+    if given.pytest or len(runs) == 1:
+        for run in runs:
+            run.start(shown=True)
+            try:
+                run.wait()
+            finally:
+                run.end()
+    else:
+        run_side_by_side(runs)
+    if runs:
+        print(
+            f"==> minutes: {', '.join(f'{r.stage.name} {r.minutes:.1f}' for r in runs)}", flush=True
+        )
+    failed = [run.stage.title for run in runs if run.has_failed(none_selected=not given.pytest)]
     if failed:
         print(f"error: failed: {'; '.join(failed)}; see above", file=sys.stderr)
     return 1 if failed else 0
+
+
+class Run:
+    """A run of a stage: its process, and where its output is.
+
+    :ivar minutes: how long it took; set when it has ended.
+    """
+
+    def __init__(self, stage: Stage, command: Sequence[str], fingerprint: str | None) -> None:
+        self.stage = stage
+        self.minutes = 0.0
+        self._output = OUTPUTS / f"{stage.name}.log"
+        self._command = command
+        self._fingerprint = fingerprint
+
+    def start(self, *, shown: bool) -> None:
+        """Start the process.
+
+        :param shown: whether its output appears as it runs, or when it ends.
+        """
+        print(f"==> pytest: {self.stage.title}", flush=True)
+        self._started = time.monotonic()
+        self._has_own_group = not shown
+        if shown:
+            self._process = subprocess.Popen(self._command, cwd=ROOT)
+            return
+        OUTPUTS.mkdir(parents=True, exist_ok=True)
+        with self._output.open("w") as output:
+            # In a process group of its own, so that an interrupt reaches it once: from end().
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Return whether the process ends in time; if it has passed, keep the fingerprint."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        self.minutes = (time.monotonic() - self._started) / 60
+        if (
+            self._process.returncode == 0
+            and self._fingerprint
+            and self._fingerprint == fingerprint(self.stage.files, self._command)
+        ):
+            PASSED.mkdir(parents=True, exist_ok=True)
+            (PASSED / self.stage.name).write_text(self._fingerprint)
+        return True
+
+    def has_failed(self, *, none_selected: bool) -> bool:
+        """Return whether the ended process failed.
+
+        :param none_selected: whether a run without a test counts as failed.
+        """
+        status = self._process.returncode
+        return status != 0 and (none_selected or status != _NONE_SELECTED)
+
+    def end(self) -> None:
+        """Interrupt pytest and its workers if they run, and wait for their end."""
+        if self._has_own_group and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGINT)
+        self._process.wait()
+
+    def show(self) -> None:
+        """Print the output."""
+        print(f"==> {self.stage.title}: the output", flush=True)
+        print(self._output.read_text(errors="replace"), end="", flush=True)
+
+    def progress(self) -> str:
+        """Return the share of the tests that have run, as pytest says it."""
+        shares = re.findall(r"\[ *(\d+%)\]", self._output.read_text(errors="replace"))
+        return f"{self.stage.name} {shares[-1] if shares else '0%'}"
+
+
+def run_side_by_side(runs: Iterable[Run]) -> None:
+    """Run stages, two at a time; print the output of each when it ends.
+
+    An interrupt ends both, and is raised again after their output.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    waiting, running = list(runs), list[Run]()
+    said = time.monotonic()
+    try:
+        while waiting or running:
+            if waiting and len(running) < AT_ONCE:
+                running.append(waiting.pop(0))
+                running[-1].start(shown=False)
+                continue
+            for run in running.copy():
+                if run.wait(0.5):
+                    running.remove(run)
+                    run.show()
+            if running and time.monotonic() - said > _PROGRESS:
+                print(f"==> {', '.join(run.progress() for run in running)}", flush=True)
+                said = time.monotonic()
+    finally:
+        for run in running:
+            run.end()
+            run.show()
 
 
 def has_passed(name: str, fingerprint: str) -> bool:

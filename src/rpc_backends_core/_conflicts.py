@@ -13,7 +13,6 @@ from rpc_backends_core._errors import (
     BackendDeniedError,
     BackendLoadError,
     RpcBackendsError,
-    SpiVersionError,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def shadowed(record: Record) -> Record:
 
 def not_loaded(record: Record, cause: BaseException, *, fallback: bool) -> BackendLoadError:
     """Return the error for an unusable plugin; ``fallback``: torch has a backend of that name."""
-    if isinstance(cause, SpiVersionError):
+    if isinstance(cause, RpcBackendsError):  # its text says what to do
         error = BackendLoadError(
             f"RPC backend {record.name!r} of {record.origin} cannot be used: {cause}"
         )

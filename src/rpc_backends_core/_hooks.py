@@ -70,7 +70,7 @@ class Hooks:
         except (Exception, SystemExit) as error:
             if self._manager.has_plugin(package):
                 self._manager.unregister(name=package)
-            why = _words(error)
+            why = _words(error).rstrip(".")
             remedy = f"Fix it, or uninstall it: pip uninstall {record.distribution}."
             asked = [name for name in sorted(os.environ) if _is_variable_of(record.name, name)]
             if asked:

@@ -57,9 +57,9 @@ def resolve_start(
     :raises BackendContractError: the backend constructs something other than options.
     """
     registry = default_registry()
-    if settings.has_others:
-        _warn_of_variables(registry)
     asked = None if backend is None else name_of(backend)
+    if settings.has_others:
+        _warn_of_variables(registry, settings.override or asked or settings.default)
     if settings.override is not None:
         resolved = _overriding(registry, settings.override, asked, options)
     elif asked is not None:
@@ -181,13 +181,18 @@ def _asked(name: str | None, options: Any) -> str:
     return "no backend" if options is None else f"the backend of its {type(options).__name__}"
 
 
-def _warn_of_variables(registry: Registry) -> None:
-    """Warn of variables that are probably misspelt, or whose package is not installed."""
+def _warn_of_variables(registry: Registry, starts: str | None) -> None:
+    """Warn of variables that are probably misspelt, or whose package is not installed.
+
+    :param starts: the backend that starts, if that is known; this project's backends look at their own
+        variables.
+    """
     records = [*registry.records(), *registry.hook_packages()]
     names = {record.name for record in records}
     distributions = {record.distribution for record in records}
     for variable in _settings.other_variables(names, distributions):
-        if variable.problem is not None:
+        is_of_started = starts is not None and _settings.is_of(starts, variable)
+        if variable.problem is not None and not is_of_started:
             logger.warning("the environment variable %s %s", variable.name, variable.problem)
 
 

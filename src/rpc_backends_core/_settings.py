@@ -35,15 +35,35 @@ _PREFIX = "RPC_BACKENDS_"
 _NEARLY_OURS = re.compile(r"RPC_?BACKENDS?_?(.*)", re.IGNORECASE)
 #: It has neither a backend nor a hook, so the core does not know whether it is installed.
 _AGENTS = "rpc-backends-agents"
-#: How the variables of this project's other packages go on after the prefix, and the packages.
+#: The variables of this project's other packages, without the prefix. They are listed here so that a
+#: misspelt one is found although its package is not loaded.
+OF_PACKAGES = {
+    _AGENTS: ("AGENTS_ANY_TORCH",),
+    "rpc-backends-inspect": ("RECORDER", "DUMP", "DUMP_AT_END", "DUMP_SHUTDOWN_AFTER"),
+    "rpc-backends-faults": ("FAULTS", "FAULTS_LOG", "FAULTS_REPLAY", "FAULTS_SEED"),
+    "rpc-backends-opentelemetry": ("OTEL",),
+    "rpc-backend-ucx": (
+        "UCX_NET_DEVICES",
+        "UCX_POLL_TIME",
+        "UCX_SECRET",
+        "UCX_SECRET_FILE",
+        "UCX_TRANSPORTS",
+        "UCX_TRUSTED_NETWORK",
+    ),
+    "rpc-backend-zeromq": (
+        "ZEROMQ_ADDRESS",
+        "ZEROMQ_ENCRYPTION",
+        "ZEROMQ_INTERFACE",
+        "ZEROMQ_PORTS",
+        "ZEROMQ_SECRET",
+        "ZEROMQ_SECRET_FILE",
+        "ZEROMQ_TRUSTED_NETWORK",
+        "ZEROMQ_UNIX_SOCKETS",
+    ),
+}
+#: The words with which these names begin, and the packages.
 _READERS = {
-    "AGENTS_ANY_TORCH": _AGENTS,
-    "DUMP": "rpc-backends-inspect",
-    "RECORDER": "rpc-backends-inspect",
-    "FAULTS": "rpc-backends-faults",
-    "OTEL": "rpc-backends-opentelemetry",
-    "UCX": "rpc-backend-ucx",
-    "ZEROMQ": "rpc-backend-zeromq",
+    name.partition("_")[0]: package for package, names in OF_PACKAGES.items() for name in names
 }
 #: Values that ask for nothing, so that nothing is missing if no package reads them.
 _OFF = ("", "off")
@@ -66,12 +86,18 @@ def autoload_enabled(environ: Mapping[str, str] = os.environ) -> bool:
 
     :raises SettingError: the value is neither true nor false.
     """
-    text = environ.get(AUTOLOAD, "").strip()
-    if not text or text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise SettingError(f"{AUTOLOAD}={text!r} is neither true nor false. Set it to 1 or 0.")
+    text = value(AUTOLOAD, environ)
+    return text is None or parse_boolean(AUTOLOAD, text)
+
+
+def parse_boolean(variable: str, text: str) -> bool:
+    """Return the value of a boolean variable.
+
+    :raises SettingError: the text is neither true nor false.
+    """
+    if text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    raise SettingError(f"{variable}={text!r} is neither true nor false. Set it to 1 or 0.")
 
 
 def value(variable: str, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -145,7 +171,7 @@ class OtherVariable:
 
     :ivar owner: the backend, hook package or distribution that reads it; None if unknown.
     :ivar missing: the distribution that would read it, and is not installed; None otherwise.
-    :ivar nearest: the known name that it is similar to; None if it has an owner, or resembles none.
+    :ivar nearest: the known name that it is similar to; None if it is a known name, or resembles none.
     """
 
     name: str
@@ -218,6 +244,7 @@ def other_variables(
     installed = set(distributions)
     endings = {name.removeprefix(_PREFIX): name for name in VARIABLES}
     endings |= {word: _PREFIX + word for word in _READERS}
+    endings |= {ending: _PREFIX + ending for known in OF_PACKAGES.values() for ending in known}
     variables = []
     for name in sorted(environ):
         match = _NEARLY_OURS.fullmatch(name)
@@ -226,15 +253,35 @@ def other_variables(
         is_exact, ending = name.startswith(_PREFIX), match[1]
         owner = _owner(ending, owners) if is_exact else None
         reader = _owner(ending, _READERS) if is_exact else None
-        if owner is None and reader is not None:
+        if reader is not None and (owner is None or reader in installed):
             is_read = reader in {*installed, _AGENTS} or environ[name].lower() in _OFF
-            owner, missing = reader, None if is_read else reader
-            variables.append(OtherVariable(name, owner, missing, None))
+            owner, missing = owner or reader, None if is_read else reader
+            similar = None if missing else _nearest_of(reader, ending)
+            variables.append(OtherVariable(name, owner, missing, similar))
             continue
         close = difflib.get_close_matches(ending.upper(), endings, n=1, cutoff=_CLOSE)
         similar = endings[close[0]] if close and owner is None else None
         variables.append(OtherVariable(name, owner, None, similar))
     return variables
+
+
+def is_of(backend: str, variable: OtherVariable) -> bool:
+    """Return whether an installed backend reads the variables that begin like this one."""
+    starts = variable.name.startswith(f"{_PREFIX}{backend.upper()}_")
+    return starts and variable.owner is not None and variable.missing is None
+
+
+def _nearest_of(package: str, ending: str) -> str | None:
+    """Return the variable of a package that is most similar to ``ending``; None if it has ``ending``.
+
+    The first word, which all of them share, does not count.
+    """
+    word, _, rest = ending.partition("_")
+    if ending in OF_PACKAGES[package]:
+        return None
+    rests = [known.partition("_")[2] for known in OF_PACKAGES[package] if known.startswith(word)]
+    close = nearest(rest, filter(None, rests))
+    return None if close is None else f"{_PREFIX}{word}_{close}"
 
 
 def _owner(ending: str, owners: Mapping[str, str]) -> str | None:

@@ -99,6 +99,10 @@ def problem_of(variable: str, text: str = "x") -> str | None:
         ("RPC_BACKENDS_FAULT", "RPC_BACKENDS_FAULTS"),
         ("RPC_BACKENDS_RECODER", "RPC_BACKENDS_RECORDER"),
         ("RPC_BACKENDS_AGENT_ANY_TORCH", "RPC_BACKENDS_AGENTS_ANY_TORCH"),
+        ("RPC_BACKENDS_AGENTS_ANY_TROCH", "RPC_BACKENDS_AGENTS_ANY_TORCH"),
+        ("RPC_BACKENDS_ZEROMQ_SECERT", "RPC_BACKENDS_ZEROMQ_SECRET"),
+        ("RPC_BACKENDS_ZEROMQ_PORT", "RPC_BACKENDS_ZEROMQ_PORTS"),
+        ("RPC_BACKENDS_ZEROMG_PORTS", "RPC_BACKENDS_ZEROMQ_PORTS"),
     ],
 )
 def test_a_misspelt_variable_gets_the_nearest_name(variable: str, nearest: str) -> None:
@@ -110,7 +114,8 @@ def test_a_misspelt_variable_gets_the_nearest_name(variable: str, nearest: str) 
 @pytest.mark.parametrize(
     "variable",
     [
-        "RPC_BACKENDS_ZEROMQ_PORT",
+        "RPC_BACKENDS_ZEROMQ_PORTS",
+        "RPC_BACKENDS_ZEROMQ_SOMETHING_ELSE",
         "RPC_BACKENDS_POLICY",
         "RPC_BACKENDS_POLICY_FILE",
         "RPC_BACKENDS_X",
@@ -129,6 +134,13 @@ def test_a_variable_of_a_missing_package_has_no_effect() -> None:
 @pytest.mark.parametrize("text", ["", "off", "OFF"])
 def test_a_missing_package_is_not_missed_by_a_variable_that_asks_for_nothing(text: str) -> None:
     assert problem_of("RPC_BACKENDS_RECORDER", text) is None
+
+
+def test_a_misspelt_variable_of_an_unused_package_gets_the_nearest_name() -> None:
+    [other] = settings.other_variables(
+        [], ["rpc-backends-inspect"], {"RPC_BACKENDS_DUMP_AT_ENDS": "on"}
+    )
+    assert other.nearest == "RPC_BACKENDS_DUMP_AT_END"
 
 
 def test_init_rpc_warns_of_a_misspelt_variable(site: Site, children: Children) -> None:

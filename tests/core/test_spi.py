@@ -32,7 +32,7 @@ ADDED = {
     (1, 1): """
         ArgumentError BackendContractError Interface JOIN_TIMEOUT LockError STORE_TIMEOUT StoreAccess
         StoreError at_exit check_arguments check_option_names device_maps interface_of interfaces
-        is_loopback processes stored
+        is_loopback parse_boolean processes stored
     """,
 }
 UPGRADE_CORE = "pip install --upgrade rpc-backends-core"
@@ -157,9 +157,12 @@ def test_an_object_with_handlers_may_declare_a_version(site: Site, registry: Reg
         registry.backend("PIGEON")
 
 
-def test_a_library_that_refuses_the_core_is_quoted(site: Site, registry: Registry) -> None:
-    """For example, rpc-backends-agents refuses a core when a backend imports it."""
-    source = "from rpc_backends_core import spi\nraise spi.SpiVersionError('Upgrade the loft')"
+@pytest.mark.parametrize("error", ["SpiVersionError", "RpcBackendsError"])
+def test_an_error_that_says_what_to_do_is_quoted(
+    error: str, site: Site, registry: Registry
+) -> None:
+    """For example, rpc-backends-agents refuses a core, or a torch, when a backend imports it."""
+    source = f"from rpc_backends_core import spi\nraise spi.{error}('Upgrade the loft')"
     site.add_backend("PIGEON", source)
     with pytest.raises(
         spi.BackendLoadError, match=r"pigeon 1\.0 cannot be used: Upgrade the loft$"

@@ -77,6 +77,14 @@ def test_the_table_lists_every_variable() -> None:
     assert sorted(shown) == sorted(variables_in_the_code())
 
 
+def test_the_core_knows_every_variable() -> None:
+    """The core warns of misspelt variables of packages that it has not loaded."""
+    of_packages = {
+        f"RPC_BACKENDS_{name}" for names in settings.OF_PACKAGES.values() for name in names
+    }
+    assert of_packages | {*settings.VARIABLES} == variables_in_the_code()
+
+
 VARIABLE = re.compile(r"`(RPC_BACKENDS_\w+)`").fullmatch
 
 

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import rpc
 
+from rpc_backends_inspect import causes, groups
 from rpc_backends_inspect import workers as inspected
 from support import steps
 from support.command import wait_until
@@ -164,6 +166,36 @@ def test_a_stopped_worker_is_named_in_the_error(two: Workers) -> None:
     assert f"'worker1' (process {two[1].pid}) is stopped by a signal or a debugger; 1 call" in error
 
 
+def test_a_dump_says_what_its_writer_knew_of_a_stopped_worker(two: Workers, folder: Path) -> None:
+    suspend(two[1].pid)
+    try:
+        two[0].call(call_with_timeout, "worker1", 1.5)
+    finally:
+        os.kill(two[1].pid, signal.SIGCONT)
+    (dump,) = wait_for_dumps(folder)
+    (cause, *_) = causes.explain(groups.grouped([inspected.read(dump)])[0])
+    assert f"'worker1' (process {two[1].pid}) is stopped by a signal or a debugger" in cause.text
+    assert dump.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_call_ends_when_nothing_can_be_added_to_its_dump(two: Workers, folder: Path) -> None:
+    folder.joinpath(f"{socket.gethostname()}-{two[0].pid}-worker0-1.part").mkdir()
+    error = two[0].call(call_with_timeout, "worker1", 1.5)
+    assert "No RPC dump: [Errno 17] File exists" in error
+    two[1].call(finish)
+
+
+def test_a_caller_is_shown_at_the_line_of_its_program(two: Workers, folder: Path) -> None:
+    two[0].call(call_with_timeout, "worker1", 1.5)
+    (dump,) = wait_for_dumps(folder)
+    state = inspected.read(dump)
+    thread = state.thread(state.in_flight[0].thread)
+    assert thread is not None
+    assert thread.position is not None
+    assert thread.position.function == "call_with_timeout"
+    two[1].call(finish)
+
+
 def test_a_signal_makes_a_dump(tmp_path: Path, folder: Path) -> None:
     """The worker executes no Python at that time: it waits for its next task."""
     env = {"RPC_BACKENDS_RECORDER": "on", "RPC_BACKENDS_DUMP": str(folder)}
@@ -195,3 +227,20 @@ def test_the_programs_own_handler_of_the_signal_stays(two: Workers, folder: Path
     os.kill(two[0].pid, signal.SIGUSR1)
     two.run(steps.leave)
     assert list(folder.glob("*.json")) == []
+
+
+def call_beside_others(me: WorkerContext, busy: str, to: str) -> str:
+    """Take all threads of ``busy``; return the error of a call to ``to`` that times out."""
+    for _ in range(4):
+        rpc.rpc_async(busy, wait_for_event, timeout=0)
+    return call_with_timeout(me, to, 2)
+
+
+def test_the_likely_reason_is_about_the_call_that_failed(tmp_path: Path, folder: Path) -> None:
+    env = {"RPC_BACKENDS_RECORDER": "on", "RPC_BACKENDS_DUMP": str(folder)}
+    with Workers(3, env=env) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", backend="ZEROMQ", num_worker_threads=2)
+        error = workers[0].call(call_beside_others, "worker1", "worker2")
+        assert "there, 'worker2' is at wait_for_event (test_dumps.py:" in error
+        assert "'worker1'" not in error
+        workers.run(finish)

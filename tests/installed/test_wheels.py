@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from rpc_backends_agents import sources
 from support.environments import (
     Environment,
     build_sdist,
@@ -71,14 +72,14 @@ def test_a_wheel_has_a_long_description(wheels: dict[str, Path], distribution: s
 )
 def test_an_sdist_contains_all_sources(distribution: str, tmp_path: Path) -> None:
     folder = FOLDERS[distribution]
-    sources = [
+    files = [
         *folder.glob("csrc/**/*.c*"),
         *folder.glob("csrc/**/*.h"),
         *folder.glob("src/**/*.h"),
     ]
     with tarfile.open(build_sdist(folder, tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {str(path.relative_to(folder)) for path in sources} <= names
+    assert {str(path.relative_to(folder)) for path in files} <= names
 
 
 def test_the_wheel_of_the_agents_has_a_build_for_torch(wheels: dict[str, Path]) -> None:
@@ -92,9 +93,16 @@ def test_the_wheel_of_the_agents_has_a_build_for_torch(wheels: dict[str, Path]) 
 def test_the_wheel_of_the_agents_has_its_sources(wheels: dict[str, Path]) -> None:
     folder = FOLDERS["rpc-backends-agents"]
     files = [folder / "CMakeLists.txt", *folder.glob("*.cmake"), *folder.glob("csrc/**/*.*")]
-    sources = {f"rpc_backends_agents/cpp/{path.relative_to(folder)}" for path in files}
+    carried = {f"rpc_backends_agents/cpp/{path.relative_to(folder)}" for path in files}
 
-    assert sources <= set(names_in(wheels["rpc-backends-agents"]))
+    assert carried <= set(names_in(wheels["rpc-backends-agents"]))
+
+
+def test_the_wheel_of_the_agents_has_the_hash_of_its_sources(wheels: dict[str, Path]) -> None:
+    with zipfile.ZipFile(wheels["rpc-backends-agents"]) as archive:
+        stored = archive.read("rpc_backends_agents/cpp/fingerprint.txt").decode()
+
+    assert stored == sources.compute_fingerprint()
 
 
 @pytest.mark.parametrize("distribution", NATIVE)

@@ -22,8 +22,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from packaging.version import Version
+
 from matrix import pairs, results
-from matrix.stages import STAGES, PreparationError, Trial
+from matrix.stages import STAGES, WHEELS, PreparationError, Trial
 from support.environments import extract_commit
 from wheelhouse.__main__ import build
 
@@ -38,7 +40,10 @@ def main() -> int:
     parser.add_argument(
         "--stages",
         default="",
-        help=f"some of: {' '.join(one.name for one in STAGES)}; does not write the page",
+        help=f"some of: {' '.join(one.name for one in STAGES)}; writes only the table of {WHEELS}",
+    )
+    parser.add_argument(
+        "--dist", type=Path, help="wheels of the last commit that are built already"
     )
     parser.add_argument(
         "--folder", type=Path, default=pairs.ROOT / "build/matrix", help="for environments and logs"
@@ -47,13 +52,13 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="do not delete the environments")
     given = parser.parse_args()
     stages = [one for one in STAGES if not given.stages or one.name in given.stages.split()]
-    torches = pairs.newest_of_each_minor(pairs.published_torch(), pairs.supported_torch())
     try:
-        chosen = pairs.choose(torches, pairs.supported_pythons(), given.only)
+        torches = {python: pairs.torches_for(python) for python in pairs.supported_pythons()}
+        chosen = pairs.choose(torches, given.only)
     except ValueError as error:
         parser.error(str(error))
     status = 0
-    _build_wheels(chosen, given.folder)
+    wheels = given.dist or _build_wheels(chosen, given.folder)
     for number, pair in enumerate(chosen, 1):
         print(f"==> {number}/{len(chosen)}: {pair}", flush=True)
         commit = _commit()  # there may be a later one when the run ends
@@ -66,7 +71,7 @@ def main() -> int:
             continue
         folder = given.folder / f"{pair.torch}-py{pair.python}"
         shutil.rmtree(folder, ignore_errors=True)
-        trial = Trial(pair, python, folder, given.folder / "wheels")
+        trial = Trial(pair, python, folder, wheels)
         try:
             trial.prepare()
             for stage in stages:
@@ -82,17 +87,12 @@ def main() -> int:
             print(f"    not tried: {error}", flush=True)
             status = 2
             continue
-        row = results.Row(
-            trial.torch_build(),
-            str(pair.python),
-            commit,
-            f"{datetime.date.today()}",
-            outcomes,
-            trial.missing_names(),
-        )
+        result = (trial.torch_build(), str(pair.python), commit, f"{datetime.date.today()}")
+        if outcome := outcomes.pop(WHEELS, None):
+            results.write_installation(results.Installation(*result, outcome))
         if not given.stages:
-            results.write(row)
-        if not row.is_green:
+            results.write(results.Row(*result, outcomes, trial.missing_names()))
+        if any(each.status != "passed" for each in (outcome, *outcomes.values()) if each):
             print(f"    the logs are in {folder / 'logs'}", flush=True)
             status = max(status, 1)
         if not given.keep:
@@ -101,22 +101,26 @@ def main() -> int:
     return status
 
 
-def _build_wheels(chosen: Sequence[pairs.Pair], folder: Path) -> None:
-    """Build the wheels of the last commit for all pairs, in ``wheels`` of a folder."""
+def _build_wheels(chosen: Sequence[pairs.Pair], folder: Path) -> Path:
+    """Build the wheels of the last commit for all pairs; return the folder with them."""
     sources = folder / "sources"
     shutil.rmtree(sources, ignore_errors=True)
     sources.mkdir(parents=True)
     extract_commit(pairs.ROOT, sources)
+    torches: dict[Version, list[Version]] = {}
+    for pair in chosen:
+        if pairs.interpreter(pair.python):
+            torches.setdefault(pair.python, []).append(pair.torch)
     build(
         sources,
         folder / "wheels",
         pairs.ROOT / "build",
         lambda line: print(f"    {line}", flush=True),
-        pythons=sorted({pair.python for pair in chosen if pairs.interpreter(pair.python)}),
-        torches=" ".join(sorted({f"{pair.torch.major}.{pair.torch.minor}" for pair in chosen})),
+        torches=torches,
         sdists=False,
     )
     shutil.rmtree(sources)
+    return folder / "wheels"
 
 
 def _commit() -> str:

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,13 @@ def supported_pythons() -> list[Version]:
     return [Version(match[1]) for match in found if match]
 
 
-def published_torch(python: Version | None = None) -> list[Version]:
-    """Return the versions of torch on the index, without pre-releases.
+def published_torch(python: Version) -> list[Version]:
+    """Return the versions of torch on the index with a wheel for a Python, without pre-releases.
 
-    :param python: only those with a wheel for this Python; by default for the running one.
     :raises RuntimeError: pip cannot read the index; the text has pip's error.
     """
     command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
-    if python is not None:
-        command += ["--only-binary", ":all:", "--python-version", str(python)]
+    command += ["--only-binary", ":all:", "--python-version", str(python)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("Available versions:")]
     if not lines:
@@ -71,27 +69,43 @@ def newest_of_each_minor(versions: Iterable[Version], bounds: SpecifierSet) -> l
     return list(newest.values())
 
 
-def choose(torches: list[Version], pythons: list[Version], only: str) -> list[Pair]:
+def torches_for(python: Version) -> list[Version]:
+    """Return the newest version of each supported minor of torch with a wheel for a Python, in order.
+
+    :raises RuntimeError: pip cannot read the index.
+    """
+    return newest_of_each_minor(published_torch(python), supported_torch())
+
+
+def choose(torches: Mapping[Version, Sequence[Version]], only: str) -> list[Pair]:
     """Return the pairs that ``only`` names; all pairs if it is empty.
 
+    :param torches: the versions of torch that there are for each Python.
     :param only: words such as ``2.9`` (a torch) and ``py3.12`` (a Python), separated by spaces.
-    :raises ValueError: a word names no supported version.
+    :raises ValueError: a word names no supported version, or there are no pairs of these versions.
     """
     words = only.split()
-    chosen_pythons = [
-        one for one in pythons if f"py{one}" in words or not any(w.startswith("py") for w in words)
+    pythons = [word for word in words if word.startswith("py")]
+    names = [word for word in words if word not in pythons]
+    known = sorted({version for versions in torches.values() for version in versions})
+    unknown = [word for word in pythons if word not in map("py{}".format, torches)]
+    unknown += [name for name in names if not any(_is_named(version, name) for version in known)]
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]!r} is no supported version. Supported are torch "
+            f"{', '.join(f'{version.major}.{version.minor}' for version in known)} and Python "
+            f"{', '.join(map('py{}'.format, torches))}."
+        )
+    chosen = [
+        Pair(version, python)
+        for python, versions in torches.items()
+        if not pythons or f"py{python}" in pythons
+        for version in versions
+        if not names or any(_is_named(version, name) for name in names)
     ]
-    names = [word for word in words if not word.startswith("py")]
-    for word in words:
-        known = [f"py{one}" for one in pythons] if word.startswith("py") else []
-        if word not in known and not any(_is_named(one, word) for one in torches):
-            raise ValueError(
-                f"{word!r} is no supported version. Supported are torch "
-                f"{', '.join(f'{one.major}.{one.minor}' for one in torches)} and Python "
-                f"{', '.join(f'py{one}' for one in pythons)}."
-            )
-    chosen = [one for one in torches if not names or any(_is_named(one, name) for name in names)]
-    return [Pair(torch, python) for torch in chosen for python in chosen_pythons]
+    if not chosen:
+        raise ValueError(f"no torch of {only!r} was published for a Python of it.")
+    return sorted(chosen)
 
 
 def interpreter(python: Version) -> Path | None:

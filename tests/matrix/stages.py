@@ -61,7 +61,7 @@ class Stage:
 #: The stage that is no command: it installs the packages.
 WHEELS = "wheels"
 STAGES = (
-    Stage(WHEELS, "without a compiler", (), False),
+    Stage(WHEELS, "wheels, without a compiler", (), False),
     # torch's own imports warn with some versions of its dependencies, so errors begin after it.
     Stage(
         "import",

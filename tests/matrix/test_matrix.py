@@ -37,13 +37,20 @@ def test_the_option_only_chooses_the_versions_it_names(
     only: str, chosen: list[tuple[int, int]]
 ) -> None:
     expected = [Pair(TORCHES[torch], PYTHONS[python]) for torch, python in chosen]
-    assert choose(TORCHES, PYTHONS, only) == expected
+    assert choose(dict.fromkeys(PYTHONS, TORCHES), only) == expected
+
+
+def test_only_published_pairs_are_chosen() -> None:
+    published = {PYTHONS[0]: TORCHES, PYTHONS[1]: TORCHES[1:]}
+    assert choose(published, "2.9 2.10 py3.12") == [Pair(TORCHES[1], PYTHONS[1])]
+    with pytest.raises(ValueError, match=r"no torch of '2\.9 py3\.12' was published"):
+        choose(published, "2.9 py3.12")
 
 
 @pytest.mark.parametrize("word", ["2.1", "py3.9", "newest"])
 def test_an_unknown_version_is_refused_with_the_supported_ones(word: str) -> None:
     with pytest.raises(ValueError, match=rf"'{word}' is no supported .*2\.9, 2\.10 .*py3\.11"):
-        choose(TORCHES, PYTHONS, word)
+        choose(dict.fromkeys(PYTHONS, TORCHES), word)
 
 
 def test_a_report_of_pytest_is_counted(tmp_path: Path) -> None:
@@ -56,14 +63,33 @@ def test_a_report_of_pytest_is_counted(tmp_path: Path) -> None:
 
 def test_a_failure_stands_in_its_row() -> None:
     outcomes = {
-        "wheels": Outcome("passed", 90, first_call=7.6),
         "import": Outcome("passed", 1),
         "core": Outcome("failed", 9, 7, 2, 0),
     }
     row = Row("2.9.1+cu128", "3.12", "abc1234", "2026-01-01", outcomes)
     page = results.page([row])
-    assert "| 2.9.1+cu128 | 3.12 | 8 s | yes |  | **2 failed**, 7 |" in page
-    assert not row.is_green
+    assert "| 2.9.1+cu128 | 3.12 | yes |  | **2 failed**, 7 |" in page
+
+
+def test_the_wheels_have_a_table_with_a_column_for_each_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FILE", tmp_path / "compatibility.json")
+    monkeypatch.setattr(results, "PAGE", tmp_path / "compatibility.md")
+    passed, failed = Outcome("passed", 90, first_call=7.6), Outcome("failed", 4)
+    for torch, python, outcome in (
+        ("2.9.1+cu128", "3.13", failed),
+        ("2.10.0", "3.13", passed),
+        ("2.9.1+cpu", "3.12", failed),
+        ("2.9.1+cu128", "3.12", passed),  # in the place of the one before
+    ):
+        results.write_installation(
+            results.Installation(torch, python, "abc1234", "2026-01-01", outcome)
+        )
+
+    page = results.PAGE.read_text()
+    assert "| torch | Python 3.12 | Python 3.13 | commit |" in page
+    assert "| 2.9.1 | 8 s | **failed** | `abc1234` |\n| 2.10.0 |  | 8 s | `abc1234` |" in page
 
 
 def test_a_missing_private_name_stands_below_the_table() -> None:

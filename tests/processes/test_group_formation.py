@@ -189,6 +189,19 @@ def test_a_store_host_killed_while_joining_can_be_restarted(
         workers.run(steps.leave)
 
 
+def test_a_store_host_killed_late_is_named(tmp_path: Path) -> None:
+    with steps.meeting("tcp", tmp_path) as where, Workers(2, env=where.env) as workers:
+        workers[1].call(steps.shorten_waits, 0.0)
+        _, second = start_waiting(workers, where, 0, 1, world_size=3)
+        workers[0].kill()
+
+        failure = second.error()
+        assert failure.kinds[0] == "StoreError"
+        assert (
+            "The process that hosts it (rank 0, or the launcher) has probably ended" in failure.text
+        )
+
+
 @pytest.mark.slow
 def test_a_killed_store_host_is_a_timeout(
     tmp_path: Path,

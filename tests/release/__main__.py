@@ -21,11 +21,13 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from matrix import pairs
 from release import contents, versions
 from support import quickstart
 from support.environments import clean_environ, distributions, extract_commit
 from wheelhouse.__main__ import build
 from wheelhouse.files import FilesError
+from wheelhouse.torches import named
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,14 +97,14 @@ class Check:
         )
 
     def _build_files(self, sources: Path, out: Path, kept: Path, torches: str = "") -> None:
+        python = Version(".".join(map(str, sys.version_info[:2])))
         try:
             build(
                 sources,
                 out,
                 kept,
                 lambda line: print(f"   {line}", flush=True),
-                pythons=[Version(".".join(map(str, sys.version_info[:2])))],
-                torches=torches,
+                torches={python: named(pairs.torches_for(python), torches)},
             )
         except (RuntimeError, FilesError, subprocess.CalledProcessError) as error:
             raise CheckFailedError(str(error)) from error

@@ -11,6 +11,7 @@ from pathlib import Path
 #: What a build adds to a wheel.
 _ADDED_TO_WHEEL = re.compile(
     r"[^/]+\.dist-info/(METADATA|RECORD|WHEEL|entry_points\.txt|top_level\.txt|licenses/LICENSE|sboms/.+)"
+    r"|[^/]+/cpp/fingerprint\.txt"  # of the sources
     r"|[^/]+/(builds/torch-[\w.+-]+/)?_\w+\.cpython-\w+-[\w-]+\.so"  # extensions
     r"|[^/]+\.libs/.+"  # auditwheel
 )
@@ -53,14 +54,12 @@ def wheel_deviations(found: set[str], files: set[str]) -> list[str]:
 def sdist_deviations(found: set[str], files: set[str]) -> list[str]:
     """Compare the paths in an sdist with the files of its distribution.
 
-    Sources must all be there. Tests and documents may be.
+    Sources must all be there. Tests and documents may be. The core has no C++: the CMakeLists.txt in its
+    folder is for the tests of other distributions.
     """
-    wanted = {
-        name
-        for name in files
-        if name.startswith(("src/", "csrc/"))
-        or name in ("pyproject.toml", "CMakeLists.txt", "README.md")
-    }
+    has_cpp = any(name.startswith("csrc/") for name in files)
+    needed = {"pyproject.toml", "README.md", *(["CMakeLists.txt"] if has_cpp else [])}
+    wanted = {name for name in files if name.startswith(("src/", "csrc/")) or name in needed}
     missing = [f"{name} is missing" for name in sorted(wanted - found)]
     return missing + _unknown(found - files, _ADDED_TO_SDIST)
 

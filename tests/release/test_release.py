@@ -70,6 +70,14 @@ def test_an_sdist_may_have_tests_and_must_have_sources() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("source", "wrong"), [("csrc/a.cpp", ["CMakeLists.txt is missing"]), ("src/b.py", [])]
+)
+def test_only_an_sdist_with_cpp_needs_its_cmake_file(source: str, wrong: list[str]) -> None:
+    files = FILES | {source, "CMakeLists.txt"}
+    assert contents.sdist_deviations(FILES | {source}, files) == wrong
+
+
 def test_a_file_that_differs_between_two_builds_is_listed(tmp_path: Path) -> None:
     for folder, content in (("first", b"1"), ("second", b"2")):
         (tmp_path / folder).mkdir()

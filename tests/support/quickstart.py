@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.environments import clean_environ
+from support.environments import clean_environ, free_port
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -62,6 +62,7 @@ def run(python: Path, folder: Path, environ: Mapping[str, str] | None = None) ->
             # The recorder is on, as for a user.
             env={
                 **(environ or clean_environ()),
+                **torchrun_port(),
                 "OMP_NUM_THREADS": "1",
                 "RPC_BACKENDS_RECORDER": "on",
             },
@@ -75,6 +76,11 @@ def run(python: Path, folder: Path, environ: Mapping[str, str] | None = None) ->
         lines = _sorted(output.splitlines())
         steps.append(Step(command, lines, _shortened(printed, lines), done.stderr))
     return steps
+
+
+def torchrun_port() -> dict[str, str]:
+    """Return a variable with which torchrun uses a free port; its own default may be in use."""
+    return {"PET_MASTER_PORT": str(free_port())}
 
 
 def _sorted(lines: list[str]) -> list[str]:

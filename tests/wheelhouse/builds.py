@@ -140,7 +140,7 @@ class Compiler:
 
     def _run(self, build: Build, command: list[str | Path]) -> None:
         path = os.pathsep.join((str(build.python.parent), os.environ["PATH"]))
-        flags = without_paths({self._sources: "", build.headers.folder: "torch"})
+        flags = without_paths({**headers_as("torch", build.headers.folder), self._sources: ""})
         done = subprocess.run(
             command,
             env={**os.environ, "PATH": path, "CXXFLAGS": flags},
@@ -167,6 +167,14 @@ def compiler_version() -> bytes:
     return subprocess.check_output([os.environ.get("CXX") or "c++", "--version"])
 
 
+def headers_as(name: str, folder: Path) -> dict[Path, str]:
+    """Return what replaces a folder of headers in the paths of files.
+
+    A compiler follows links to system headers if that makes their paths shorter.
+    """
+    return {(folder / "include").resolve().parent: name, folder: name}
+
+
 def without_paths(folders: Mapping[Path, str]) -> str:
     """Return flags of the compiler with which a result does not depend on where the sources lie.
 
@@ -182,7 +190,7 @@ def _hash_of(sources: Path) -> str:
     files = [top / "CMakeLists.txt", *top.glob("*.cmake")]
     for place in (top / "csrc", *top.glob("src/*/include"), *top.glob("src/*/cmake")):
         files += (file for file in place.rglob("*") if file.is_file())
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(Path(__file__).read_bytes())  # it has flags of the compiler
     for file in sorted(files):
         digest.update(f"\n{file.relative_to(top)}\n".encode())
         digest.update(file.read_bytes())

@@ -12,6 +12,7 @@ import pytest
 from packaging.version import Version
 
 from wheelhouse import files
+from wheelhouse.builds import headers_as, without_paths
 from wheelhouse.torches import headers_of, named
 
 PYTHON = Version(".".join(map(str, sys.version_info[:2])))
@@ -92,6 +93,38 @@ def test_a_torch_is_fetched_once(registry: Path, tmp_path: Path) -> None:
 def test_a_torch_that_cannot_be_fetched_is_named(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"pip cannot fetch torch 2\.12\.0 for Python 3\."):
         headers_of(Version("2.12.0"), PYTHON, tmp_path / "kept")
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [("kept/torch-of-a-clone", "real"), ("kept/torch-of-a-clone/include", "real/include")],
+    ids=["folder", "include"],
+)
+def test_a_compiled_file_does_not_name_the_folder_of_headers(
+    link: str, target: str, tmp_path: Path
+) -> None:
+    headers = tmp_path / "kept/torch-of-a-clone"
+    (tmp_path / "real/include").mkdir(parents=True)
+    (tmp_path / link).parent.mkdir(parents=True)
+    (tmp_path / link).symlink_to(tmp_path / target)
+    (headers / "include/place.h").write_text("const char* place = __FILE__;\n")
+
+    flags = without_paths(headers_as("torch", headers)).split()
+    command = [
+        "c++",
+        "-c",
+        "-xc++",
+        "-",
+        "-o",
+        "compiled.o",
+        f"-isystem{headers / 'include'}",
+        *flags,
+    ]
+    subprocess.run(command, cwd=tmp_path, input="#include <place.h>\n", text=True, check=True)
+
+    compiled = (tmp_path / "compiled.o").read_bytes()
+    assert b"torch/include/place.h" in compiled
+    assert str(tmp_path).encode() not in compiled
 
 
 def test_only_published_versions_can_be_chosen() -> None:

@@ -25,8 +25,6 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from matrix import pairs
-
 #: The libraries of torch that the extension is linked to.
 _LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
 _CONFIG = "share/cmake/Torch/TorchConfig.cmake"
@@ -60,15 +58,6 @@ class Headers:
         """The name of the folder with the build for this torch."""
         major, minor = self.minor
         return f"torch-{major}.{minor}{'' if self.new_strings else '-old-strings'}"
-
-
-def published(python: Version) -> list[Version]:
-    """Return the newest version of each supported minor of torch that has a wheel for a Python, in order.
-
-    :raises RuntimeError: pip cannot read the index.
-    """
-    versions = pairs.published_torch(python)
-    return pairs.newest_of_each_minor(versions, pairs.supported_torch())
 
 
 def headers_of(version: Version, python: Version, kept: Path) -> list[Headers]:

@@ -101,7 +101,8 @@ class WheelTrial:
                 )
         for engine in ENGINES:
             command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "quickstart.py"]
-            printed = "".join(self._ran(*command, env={"RPC_BACKENDS_OVERRIDE": engine}))
+            variables = {"RPC_BACKENDS_OVERRIDE": engine, **quickstart.torchrun_port()}
+            printed = "".join(self._ran(*command, env=variables))
             if f"runs on {engine} " not in printed or "tensor([2., 2.])" not in printed:
                 raise TrialError(f"the quickstart on {engine} printed:\n{printed}")
         return f"quickstart, on {', '.join(ENGINES)}"

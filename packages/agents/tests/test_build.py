@@ -15,6 +15,8 @@ import pytest
 from rpc_backends_agents import _C
 
 ROOT = Path(__file__).parents[3]
+#: In the commands that compile the agents for a torch.
+OF_TORCH = "CMakeFiles/agents_module"
 FOLDERS = ("packages/agents", "plugins/faults", "plugins/ucx", "plugins/zeromq")
 
 
@@ -71,7 +73,7 @@ def test_the_agents_are_compiled_with_the_layout_of_torch(
     commands = compile_commands(
         "packages/agents", tmp_path / "build", RPC_BACKENDS_TORCH=str(torch)
     )
-    of_torch = [command for command in commands if "agents_module.dir" in command]
+    of_torch = [command for command in commands if OF_TORCH in command]
     assert of_torch
     for command in of_torch:
         assert f"-D_GLIBCXX_USE_CXX11_ABI={abi} " in command
@@ -83,7 +85,7 @@ def test_the_agents_are_compiled_with_the_layout_of_torch(
 def test_all_other_extensions_are_compiled_without_torch(folder: str, tmp_path: Path) -> None:
     torch = a_torch(tmp_path / "torch", "")
     commands = compile_commands(folder, tmp_path / "build", RPC_BACKENDS_TORCH=str(torch))
-    others = [command for command in commands if "agents_module.dir" not in command]
+    others = [command for command in commands if OF_TORCH not in command]
     assert others
     for command in others:
         assert str(torch) not in command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import torch
 
 import rpc_backends_agents
 from rpc_backends_agents import build_cache, torch_builds
-from rpc_backends_agents.build_cache import FILE
 from rpc_backends_agents.installed_torch import Torch
+from rpc_backends_agents.loading import FILE
 from rpc_backends_agents.torch_builds import VARIABLE, Build, choose
 
 BUILDS = ("torch-2.6", "torch-2.6-old-strings", "torch-2.9", "torch-2.13")
@@ -117,7 +118,7 @@ def test_the_variable_lets_any_torch_use_the_nearest_build(
 
 @pytest.mark.usefixtures("package")
 def test_an_invalid_value_of_the_variable_is_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(ImportError, match=rf"{VARIABLE}='often' is neither yes nor no"):
+    with pytest.raises(ImportError, match=rf"{VARIABLE}='often' is neither true nor false"):
         choose(a_torch("2.99"), environ | {VARIABLE: "often"})
 
 
@@ -190,6 +191,38 @@ def test_a_missing_symbol_is_named(tmp_path: Path) -> None:
     assert "cannot load its build for torch 2.15 with torch 2.16.0: " in text
     assert "symbol_of_another_torch" in text
     assert "rpc-backends build-agents --force" in text
+
+
+def imported(program: str, **env: str) -> str:
+    command = [sys.executable, "-c", program]
+    return subprocess.check_output(command, env={**os.environ, **env}, text=True).strip()
+
+
+def test_a_released_torch_needs_one_module_to_load_its_build(tmp_path: Path) -> None:
+    program = """
+import sys
+from rpc_backends_agents import _C
+print([name for name in sys.modules if "torch_builds" in name or "build_cache" in name])
+"""
+    assert imported(program, XDG_CACHE_HOME=str(tmp_path)) == "[]"
+
+
+def test_a_backend_on_an_unknown_torch_names_only_the_command(tmp_path: Path) -> None:
+    program = """
+import torch
+torch.__version__ = "2.99.0"
+from torch.distributed import rpc
+import rpc_backends_core
+try:
+    rpc.init_rpc("a", backend="ZEROMQ", rank=0, world_size=1)
+except rpc_backends_core.RpcBackendsError as error:
+    print(error)
+"""
+    text = imported(program, XDG_CACHE_HOME=str(tmp_path))
+
+    assert "rpc-backends-agents has no build for torch 2.99.0. It has builds for torch: " in text
+    assert "which needs a C++ compiler: rpc-backends build-agents." in text
+    assert "reinstall" not in text
 
 
 def test_the_module_is_the_build_for_the_installed_torch() -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from rpc_backends_core import _starting
 from rpc_backends_core._bridge import torch_internals
 from rpc_backends_core._bridge.rendezvous import meet
+from rpc_backends_core._errors import StoreError
 from rpc_backends_core._handlers import reporting_wrong_agent
 from rpc_backends_core._process_state import STATE
 
@@ -180,15 +181,20 @@ class Session:
         return store
 
     def _form_group(self) -> Any:
+        from rpc_backends_core._group.waiting import lost_store
+
         end = time.monotonic() + _HOST_GRACE_PERIOD
+        store = None
         while True:
             try:
-                group = self._join(self._meet(self._join_timeout))
-            except dist.DistNetworkError:
+                store = self._meet(self._join_timeout)
+                group = self._join(store)
+            except dist.DistNetworkError as error:
                 # The host of the previous group's store is still closing it: its port is not free
                 # yet, or we connected to it just before it closed.
                 if time.monotonic() > end:
-                    raise
+                    # The cause would add only torch's C++ backtrace.
+                    raise StoreError(lost_store(store, error)) from None
                 self._let_go()
                 time.sleep(_HOST_PAUSE)
                 continue

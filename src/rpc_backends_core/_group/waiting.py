@@ -63,16 +63,9 @@ class StoreAccess:
             except RpcBackendsError:
                 raise
             except Exception as error:
-                first_line = str(error).partition("\n")[0].rstrip(".")
-                text = (
-                    f"{located(self._store)} cannot be used: {type(error).__name__}: {first_line}"
-                )
                 if not isinstance(error, DistNetworkError):
-                    raise StoreError(text) from error
-                self._lost = (
-                    f"{text}. The process that hosts it ({self._host}, or the launcher) has probably "
-                    "ended: see its output for the reason."
-                )
+                    raise StoreError(_failure(self._store, error)) from error
+                self._lost = lost_store(self._store, error, self._host)
         # The cause would add only torch's C++ backtrace. A lost connection stays lost, and torch writes
         # that backtrace to stderr for each further request.
         raise StoreError(self._lost)
@@ -149,6 +142,23 @@ def located(store: Any) -> str:
     """Return "the group's store", and where it is if it is a TCP store."""
     address = address_of(store)
     return "the group's store" + (f" at {address[0]}:{address[1]}" if address else "")
+
+
+def lost_store(store: Any, error: Exception, host: str = "rank 0") -> str:
+    """Say that a store is lost.
+
+    :param error: what a request to the store has raised.
+    :param host: the worker that hosts the store unless the launcher does.
+    """
+    return (
+        f"{_failure(store, error)}. The process that hosts it ({host}, or the launcher) has probably "
+        "ended: see its output for the reason."
+    )
+
+
+def _failure(store: Any, error: Exception) -> str:
+    first_line = str(error).partition("\n")[0].rstrip(".")
+    return f"{located(store)} cannot be used: {type(error).__name__}: {first_line}"
 
 
 def wait_for(

@@ -65,6 +65,7 @@ _HOMES = {
     "Record": "_record",
     "ResolvedBackend": "_record",
     "nearest": "_settings",
+    "parse_boolean": "_settings",
     "SPI_VERSION": "_spi_version",
 }
 

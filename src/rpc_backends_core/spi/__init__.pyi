@@ -51,6 +51,7 @@ from rpc_backends_core._interfaces import is_loopback as is_loopback
 from rpc_backends_core._record import Record as Record
 from rpc_backends_core._record import ResolvedBackend as ResolvedBackend
 from rpc_backends_core._settings import nearest as nearest
+from rpc_backends_core._settings import parse_boolean as parse_boolean
 from rpc_backends_core._spi_version import SPI_VERSION as SPI_VERSION
 from rpc_backends_core._time_limit import JOIN_TIMEOUT as JOIN_TIMEOUT
 
@@ -103,6 +104,7 @@ __all__ = [
     "is_loopback",
     "join_group",
     "nearest",
+    "parse_boolean",
     "processes",
     "stored",
     "torch_internals",

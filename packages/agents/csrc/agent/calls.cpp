@@ -13,6 +13,8 @@ constexpr std::chrono::milliseconds kPulse{50};
 // How often a call that waits for room checks whether the messages of timed-out calls were sent.
 constexpr std::chrono::milliseconds kLook{20};
 constexpr size_t kFewGivenUp = 64;
+// The most calls that time out in one step.
+constexpr size_t kMostLate = 1024;
 // The longest timeout; it keeps the clock from overflowing.
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365 * 10);
 
@@ -200,6 +202,7 @@ void Calls::look_through(Peer& peer) {
 std::vector<Calls::Call> Calls::take_all(int peer) {
   std::vector<Call> taken;
   std::lock_guard<std::mutex> lock(mutex_);
+  taken.reserve(calls_.size());  // throws before a call is taken
   for (auto it = calls_.begin(); it != calls_.end();) {
     if (it->second.peer == peer) {
       forget_deadline(it->second);
@@ -217,6 +220,7 @@ std::vector<Calls::Call> Calls::take_all(int peer) {
 std::vector<Calls::Call> Calls::take_all() {
   std::vector<Call> taken;
   std::lock_guard<std::mutex> lock(mutex_);
+  taken.reserve(calls_.size());
   for (auto& [id, call] : calls_) {
     taken.push_back(std::move(call));
   }
@@ -252,7 +256,11 @@ void Calls::watch() {
   while (!stopped_) {
     const auto now = Clock::now();
     std::vector<Call> late;
-    while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const auto is_due = [&] { return !deadlines_.empty() && deadlines_.begin()->first <= now; };
+    if (is_due()) {
+      late.reserve(std::min(deadlines_.size(), kMostLate));  // throws before a call is taken
+    }
+    while (is_due() && late.size() < late.capacity()) {
       const auto entry = calls_.find(deadlines_.begin()->second);
       if (entry != calls_.end()) {
         late.push_back(std::move(entry->second));

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <set>
 #include <utility>
 
@@ -22,7 +23,7 @@ class EventOrder {
     Handling& operator=(const Handling&) = delete;
     ~Handling() { note(); }
 
-    void note() {
+    void note() noexcept {
       if (EventOrder* const order = std::exchange(order_, nullptr); order != nullptr && number_ != 0) {
         order->note(number_);
       }
@@ -51,10 +52,13 @@ class EventOrder {
   // The longest wait for earlier events: a transport may skip a number.
   static constexpr std::chrono::seconds kLongest{1};
 
-  void note(uint64_t number) {
+  void note(uint64_t number) noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
     if (number != next_) {
-      later_.insert(number);
+      try {
+        later_.insert(number);
+      } catch (const std::bad_alloc&) {  // later events wait for it, up to kLongest
+      }
       return;
     }
     ++next_;

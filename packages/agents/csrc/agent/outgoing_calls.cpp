@@ -153,16 +153,18 @@ void OutgoingCalls::take_answer(int peer, Decoded& answer, EventOrder::Handling&
     return;  // the call has timed out
   }
   count_end(*call);
-  if (answer.message->type() == MessageType::EXCEPTION) {
-    const std::vector<char>& text = answer.message->payload();
-    fail_call(*call, std::string(text.begin(), text.end()));
-  } else {
+  completing(call->future, [&] {
+    if (answer.message->type() == MessageType::EXCEPTION) {
+      const std::vector<char>& text = answer.message->payload();
+      fail_call(*call, std::string(text.begin(), text.end()));
+      return;
+    }
     if (call->recorded != nullptr) {
       agent_.call_log->answered(call->recorded, *answer.message, CallLog::now_us());
     }
     last_peer = peer;
     complete(call->future, c10::IValue(std::move(answer.message)), std::move(answer.on_devices));
-  }
+  });
   agent_.activity.tell();
 }
 
@@ -207,27 +209,30 @@ bool OutgoingCalls::release_failed_rrefs() {
 
 void OutgoingCalls::end_call(const Calls::Call& call, const std::string& error) {
   count_end(call);
-  contained("while ending a call",
-            [&] { fail_call(call, "RPC to " + agent_.members.called(call.peer) + " failed: " + error); });
+  completing(call.future, [&] { fail_call(call, "RPC to " + agent_.members.called(call.peer) + " failed: " + error); });
   agent_.activity.tell();
 }
 
 void OutgoingCalls::fail_late(std::vector<Calls::Call> late) {
-  const auto all = std::make_shared<const std::vector<Calls::Call>>(std::move(late));
-  const auto fail_all = [this, kept = agent_.shared_from_this(), all] {
-    for (const Calls::Call& call : *all) {
+  const auto fail_all = [this](const std::vector<Calls::Call>& calls) {
+    for (const Calls::Call& call : calls) {
       if (!call.error.empty()) {
         end_call(call, call.error);
         continue;
       }
       count_end(call);
-      contained("while ending a call", [&] { fail_call(call, timeout_text(call.timeout)); });
+      completing(call.future, [&] { fail_call(call, timeout_text(call.timeout)); });
     }
     agent_.activity.tell();
   };
   // On another thread, because callbacks of these futures may be slow and this thread handles all timeouts.
-  if (!contained("while ending calls", [&] { agent_.thread_pool->post(fail_all); })) {
-    fail_all();
+  std::shared_ptr<const std::vector<Calls::Call>> shared;
+  const bool is_posted = contained("while ending calls", [&] {
+    shared = std::make_shared<const std::vector<Calls::Call>>(std::move(late));
+    agent_.thread_pool->post([fail_all, kept = agent_.shared_from_this(), shared] { fail_all(*shared); });
+  });
+  if (!is_posted) {
+    fail_all(shared ? *shared : late);  // make_shared() takes the calls only if there is memory
   }
 }
 

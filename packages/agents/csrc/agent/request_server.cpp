@@ -82,7 +82,7 @@ c10::intrusive_ptr<rpc::Message> explained(c10::intrusive_ptr<rpc::Message> mess
 class RequestServer::IncomingCall final : public InterceptedCall {
  public:
   IncomingCall(RequestServer& server, int peer, uint64_t call, uint64_t bytes, std::vector<c10::Stream> streams,
-               Contexts arrived, CallLog::Place* recorded, OnAnswer on_refusal)
+               Contexts arrived, CallLog::Place* recorded, CreationPtr creation, OnAnswer on_refusal)
       : InterceptedCall(server.agent_.interceptors, Direction::kIncoming, peer, std::chrono::milliseconds(0),
                         std::move(arrived)),
         server_(server),
@@ -90,6 +90,7 @@ class RequestServer::IncomingCall final : public InterceptedCall {
         bytes_(bytes),
         streams_(std::move(streams)),
         recorded_(recorded),
+        creation_(std::move(creation)),
         on_refusal_(std::move(on_refusal)) {}
 
  protected:
@@ -97,7 +98,7 @@ class RequestServer::IncomingCall final : public InterceptedCall {
     auto self = std::static_pointer_cast<IncomingCall>(shared_from_this());
     runs_ = true;
     const SpanContext span = recorded_ == nullptr ? SpanContext() : recorded_->span.context;
-    server_.execute(std::move(message), peer_id_, bytes_, span, streams_,
+    server_.execute(std::move(message), peer_id_, bytes_, span, streams_, creation_,
                     [self, last](JitFuture& answer) { self->come_back(last, FuturePtr::reclaim_copy(&answer)); });
   }
 
@@ -131,6 +132,7 @@ class RequestServer::IncomingCall final : public InterceptedCall {
   const uint64_t bytes_;
   const std::vector<c10::Stream> streams_;
   CallLog::Place* const recorded_;
+  const CreationPtr creation_;
   const OnAnswer on_refusal_;
   std::atomic<bool> runs_{false};
 };
@@ -138,7 +140,8 @@ class RequestServer::IncomingCall final : public InterceptedCall {
 RequestServer::RequestServer(AgentState& agent, MessageSender& sender)
     : agent_(agent),
       sender_(sender),
-      callback_(std::make_unique<rpc::RequestCallbackImpl>()),
+      callback_(std::make_shared<rpc::RequestCallbackImpl>()),
+      early_deletions_(std::make_shared<EarlyDeletions>(callback_)),
       answers_(agent.options.max_unanswered_bytes) {}
 
 void RequestServer::serve(int peer, Decoded request, uint64_t bytes, const std::vector<c10::Stream>& streams) {
@@ -159,17 +162,22 @@ void RequestServer::begin(int peer, Decoded request, uint64_t bytes, std::vector
   if (agent_.call_log) {
     recorded = agent_.call_log->begin_incoming(peer, *request.message, request.call, arrived_span(request.contexts));
   }
+  early_deletions_->note(*request.message);
+  const auto created = created_by(peer, *request.message);
+  CreationPtr creation =
+      created ? std::make_shared<const EarlyDeletions::Creation>(early_deletions_, created->id, created->fork)
+              : nullptr;
   if (agent_.interceptors && agent_.interceptors->wants(Direction::kIncoming)) {
     auto on_refusal = with_rref_failed(
-        *request.message, peer,
+        *request.message, creation,
         [this, peer, call = request.call, streams](JitFuture& answer) { answer_request(peer, call, answer, streams); });
     std::make_shared<IncomingCall>(*this, peer, request.call, bytes, std::move(streams), std::move(request.contexts),
-                                   recorded, std::move(on_refusal))
+                                   recorded, std::move(creation), std::move(on_refusal))
         ->begin(std::move(request.message));
     return;
   }
   execute(std::move(request.message), peer, bytes, recorded == nullptr ? SpanContext() : recorded->span.context,
-          streams,
+          streams, std::move(creation),
           [this, kept = agent_.shared_from_this(), peer, call = request.call, recorded, streams](JitFuture& answer) {
             const int64_t ended = recorded == nullptr ? 0 : CallLog::now_us();
             answer_request(peer, call, answer, streams);
@@ -180,7 +188,7 @@ void RequestServer::begin(int peer, Decoded request, uint64_t bytes, std::vector
 }
 
 void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, const SpanContext& span,
-                            std::vector<c10::Stream> streams, OnAnswer on_answer) {
+                            std::vector<c10::Stream> streams, CreationPtr creation, OnAnswer on_answer) {
   if (agent_.call_log || agent_.interceptors) {
     if (const auto asked = watch_classes(*request)) {
       on_answer = [rref = *asked, on_answer = std::move(on_answer)](JitFuture& answer) {
@@ -189,7 +197,7 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
       };
     }
   }
-  on_answer = with_rref_failed(*request, peer, std::move(on_answer));
+  on_answer = with_rref_failed(*request, creation, std::move(on_answer));
   // A worker's requests to itself are never refused. Torch's own requests are small, and torch does not expect them to
   // fail.
   const bool may_refuse = peer != agent_.id && is_of_a_program(request->type());
@@ -197,7 +205,7 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
   auto name = [request] { return function_of(inspect(*request)); };
   // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): the job owns the copy of `on_answer`
   auto job = [this, kept = agent_.shared_from_this(), peer, request = std::move(request), span,
-              streams = std::move(streams), on_answer] {
+              streams = std::move(streams), creation = std::move(creation), on_answer] {
     // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
     // thread would record nothing (torch 2.13). So each request starts with the thread's initial state.
     static thread_local const at::ThreadLocalState fresh;
@@ -217,9 +225,12 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
       on_answer(*answer);
       return;
     }
+    if (creation) {
+      creation->settle();
+    }
     count_pending(peer, 1);
     agent_.activity.tell();
-    answer->addCallback([this, kept, on_answer, peer](JitFuture& done) {
+    answer->addCallback([this, kept, creation, on_answer, peer](JitFuture& done) {
       count_pending(peer, -1);
       on_answer(done);
     });
@@ -246,18 +257,22 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
   }
 }
 
-RequestServer::OnAnswer RequestServer::with_rref_failed(const Message& request, int peer, OnAnswer on_answer) {
-  const InspectedRequest inspected = inspect(request);
-  const auto created = peer == agent_.id ? std::nullopt : created_rref(inspected);
-  // A worker gives errors to its own RRefs only.
-  if (!created || created->id.createdOn_ != peer || created->fork.createdOn_ != peer) {
+std::optional<CreatedRRef> RequestServer::created_by(int peer, const Message& request) const {
+  const auto created = peer == agent_.id ? std::nullopt : created_rref(inspect(request));
+  const bool is_of_peer = created && created->id.createdOn_ == peer && created->fork.createdOn_ == peer;
+  return is_of_peer ? created : std::nullopt;
+}
+
+RequestServer::OnAnswer RequestServer::with_rref_failed(const Message& request, const CreationPtr& creation,
+                                                        OnAnswer on_answer) {
+  if (!creation) {
     return on_answer;
   }
-  const bool is_python = inspected.type == MessageType::PYTHON_REMOTE_CALL;
-  return [created = *created, is_python, on_answer = std::move(on_answer)](JitFuture& answer) {
+  const bool is_python = inspect(request).type == MessageType::PYTHON_REMOTE_CALL;
+  return [id = creation->id, fork = creation->fork, is_python, on_answer = std::move(on_answer)](JitFuture& answer) {
     c10::intrusive_ptr<Message> told;
     if (answer.hasError()) {
-      (void)error_in([&] { told = create_failed_rref(created.id, created.fork, is_python, answer.exception_ptr()); });
+      (void)error_in([&] { told = create_failed_rref(id, fork, is_python, answer.exception_ptr()); });
     }
     if (!told) {
       on_answer(answer);

@@ -5,11 +5,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "agent/answers.h"
 #include "agent/message_sender.h"
+#include "inspect/request_inspector.h"
+#include "rpc/early_deletions.h"
 #include "rpc/futures.h"
 
 namespace rpc_backends {
@@ -39,15 +42,19 @@ class RequestServer {
   using Error = MessageSender::Error;
   using JitFuture = TransportAgent::JitFuture;
   using OnAnswer = std::function<void(JitFuture&)>;
+  using CreationPtr = std::shared_ptr<const EarlyDeletions::Creation>;
 
   void begin(int peer, Decoded request, uint64_t bytes, std::vector<c10::Stream> streams);
-  // Runs a request as soon as possible. `span`: the span in which it runs.
+  // Runs a request as soon as possible. `span`: the span in which it runs. `creation`: null unless it is of
+  // rpc.remote().
   void execute(c10::intrusive_ptr<Message> request, int peer, uint64_t bytes, const SpanContext& span,
-               std::vector<c10::Stream> streams, OnAnswer on_answer);
+               std::vector<c10::Stream> streams, CreationPtr creation, OnAnswer on_answer);
+  // The RRef that a request of another worker creates for itself; empty for all other requests.
+  std::optional<CreatedRRef> created_by(int peer, const Message& request) const;
   // For a request of rpc.remote(): an error goes to the RRef that it creates, and its caller is answered as torch
   // answers when the function fails. torch itself does so only for errors of the function, and to_here() waits for
   // others.
-  OnAnswer with_rref_failed(const Message& request, int peer, OnAnswer on_answer);
+  OnAnswer with_rref_failed(const Message& request, const CreationPtr& creation, OnAnswer on_answer);
   // Counts requests of `caller` whose functions have returned futures without a value.
   void count_pending(int caller, int64_t change);
   // Does not throw. `streams`: those on which the function ran.
@@ -66,7 +73,8 @@ class RequestServer {
 
   AgentState& agent_;
   MessageSender& sender_;
-  const std::unique_ptr<torch::distributed::rpc::RequestCallback> callback_;
+  const std::shared_ptr<const torch::distributed::rpc::RequestCallback> callback_;
+  const std::shared_ptr<EarlyDeletions> early_deletions_;
   Answers answers_;
 };
 

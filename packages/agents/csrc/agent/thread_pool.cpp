@@ -436,7 +436,15 @@ void ThreadPool::stop_all(double seconds) {
   }
   const PyGILState_STATE gil = PyGILState_Ensure();
   PythonState::halt_others(kHaltTime);
+  // A thread may have been halted while it waited for the GIL, after it had asked this thread to give it up. Then
+  // CPython lets this thread go on only when another thread has had the GIL.
+  std::thread next;
+  contained("while ending threads at exit",
+            [&] { next = std::thread([] { PyGILState_Release(PyGILState_Ensure()); }); });
   PyGILState_Release(gil);
+  if (next.joinable()) {
+    next.join();
+  }
 }
 
 }  // namespace rpc_backends

@@ -106,8 +106,7 @@ class OutgoingCall final : public InterceptedCall {
   }
 
   void finish(JitFuture* answer) override {
-    // This runs the callbacks of the future; see complete().
-    contained("in a callback at the end of a call", [&] {
+    completing(future_, [&] {
       if (answer->hasError()) {
         future_->setError(answer->exception_ptr());
       } else {
@@ -155,8 +154,8 @@ template <typename Before>
 FuturePtr completed_after(const FuturePtr& answer, Before before) {
   auto shown = answer->createInstance(answer->elementType());
   answer->addCallback([before = std::move(before), shown](JitFuture& done) {
-    [[maybe_unused]] const auto kept = before(done);
-    contained("in a callback at the end of a call", [&] {
+    completing(shown, [&] {
+      [[maybe_unused]] const auto kept = before(done);
       if (done.hasError()) {
         shown->setError(done.exception_ptr());
       } else {
@@ -196,7 +195,7 @@ FuturePtr with_rref_failed(const CreatedRRef& created, bool is_own, const Future
 FuturePtr with_callee_named(const std::string& callee, const FuturePtr& answer) {
   auto shown = answer->createInstance(answer->elementType());
   answer->addCallback([callee, shown](JitFuture& done) {
-    contained("in a callback at the end of a call", [&] {
+    completing(shown, [&] {
       if (!done.hasError()) {
         shown->markCompleted(done.constValue(), done.storages());
         return;
@@ -226,6 +225,8 @@ InterceptingAgent::InterceptingAgent(std::shared_ptr<RpcAgent> inner)
       interceptors_(std::make_shared<InterceptorChain>(workerInfo_.name_, transport_agent_ != nullptr)) {
   if (transport_agent_) {
     transport_agent_->set_interceptors(interceptors_);
+  } else {
+    settle_early_deletions(*inner_);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "inspect/request_inspector.h"
+#include "rpc/early_deletions.h"
 
 namespace rpc_backends {
 
@@ -84,10 +85,42 @@ class Watching final : public rpc::RequestCallback {
   const std::shared_ptr<CallLog> log_;
 };
 
+// Does early deletions of RRefs again.
+class Settling final : public rpc::RequestCallback {
+ public:
+  explicit Settling(std::unique_ptr<rpc::RequestCallback> inner)
+      : inner_(std::move(inner)), deletions_(std::make_shared<EarlyDeletions>(inner_)) {}
+
+ protected:
+  c10::intrusive_ptr<rpc::JitFuture> processMessage(rpc::Message& request,
+                                                    std::vector<c10::Stream> streams) const override {
+    deletions_->note(request);
+    const auto created = created_rref(inspect(request));
+    if (!created) {
+      return (*inner_)(request, std::move(streams));
+    }
+    const auto creation = std::make_shared<const EarlyDeletions::Creation>(deletions_, created->id, created->fork);
+    auto answer = (*inner_)(request, std::move(streams));
+    creation->settle();
+    answer->addCallback([creation](rpc::JitFuture& /*done*/) { creation->settle(); });
+    return answer;
+  }
+
+ private:
+  const std::shared_ptr<const rpc::RequestCallback> inner_;
+  const std::shared_ptr<EarlyDeletions> deletions_;
+};
+
 // The callback is protected in torch's class.
 struct Callback : rpc::RpcAgent {
   static constexpr auto kMember = &Callback::cb_;
 };
+
+// Torch declares the member const and has no other way to see requests. The agent reads it for each request that
+// arrives, and none arrives before its start.
+std::unique_ptr<rpc::RequestCallback>& callback_of(rpc::RpcAgent& agent) {
+  return const_cast<std::unique_ptr<rpc::RequestCallback>&>(agent.*Callback::kMember);
+}
 
 }  // namespace
 
@@ -103,10 +136,13 @@ void append_span(rpc::Message& request, const SpanContext& context, int worker) 
 }
 
 void watch_requests(rpc::RpcAgent& agent, std::shared_ptr<CallLog> log) {
-  // Torch declares the member const and has no other way to see requests. The agent reads it for each request that
-  // arrives, and none arrives before its start.
-  auto& callback = const_cast<std::unique_ptr<rpc::RequestCallback>&>(agent.*Callback::kMember);
+  auto& callback = callback_of(agent);
   callback = std::make_unique<Watching>(std::move(callback), std::move(log));
+}
+
+void settle_early_deletions(rpc::RpcAgent& agent) {
+  auto& callback = callback_of(agent);
+  callback = std::make_unique<Settling>(std::move(callback));
 }
 
 }  // namespace rpc_backends

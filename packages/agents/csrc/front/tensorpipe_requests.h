@@ -1,5 +1,5 @@
-// Requests that arrive at torch's TensorPipeAgent: their spans, and their entries in a CallLog. The agent has no frame
-// with room for a context, so the context is at the end of the request's payload.
+// Requests that arrive at torch's TensorPipeAgent: their spans, their entries in a CallLog, and early deletions. The
+// agent has no frame with room for a context, so the context is at the end of the request's payload.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>
@@ -18,5 +18,8 @@ void append_span(torch::distributed::rpc::Message& request, const SpanContext& c
 
 // Enters the requests that arrive at `agent`, which has not started, into `log`.
 void watch_requests(torch::distributed::rpc::RpcAgent& agent, std::shared_ptr<CallLog> log);
+
+// See EarlyDeletions. `agent` has not started.
+void settle_early_deletions(torch::distributed::rpc::RpcAgent& agent);
 
 }  // namespace rpc_backends

@@ -419,7 +419,8 @@ void InterceptedCall::observe_end(JitFuture& answer) {
   }
   answer.addCallback([self = shared_from_this()](JitFuture& done) {
     if (!self->over_.exchange(true)) {
-      self->tell_observers(done.hasError() ? End::Kind::kError : End::Kind::kAnswer, &done);
+      contained("in an interceptor at the end of a call",
+                [&] { self->tell_observers(done.hasError() ? End::Kind::kError : End::Kind::kAnswer, &done); });
     }
   });
 }
@@ -467,7 +468,7 @@ void InterceptedCall::end(End::Kind kind, JitFuture* answer) {
   if (kept_) {
     chain_->let_go(*this);
   }
-  tell_observers(kind, answer);
+  contained("in an interceptor at the end of a call", [&] { tell_observers(kind, answer); });
   contained("while delivering the answer of a call", [&] { finish(answer); });
 }
 

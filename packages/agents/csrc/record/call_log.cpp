@@ -221,6 +221,10 @@ RecordedCall CallLog::call_of(const Place& place) {
   return call;
 }
 
+std::string CallLog::callee_of(const Place& place) {
+  return Names::instance().name_of(call_of(place).peer);
+}
+
 void CallLog::end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFuture& answer) {
   place->kept = log;  // here and not in the callback, so that the callback allocates no memory
   answer.addCallback(

@@ -80,6 +80,8 @@ class CallLog {
   Place* begin_incoming(int peer_id, const Message& message, uint64_t call, const SpanContext& parent = {});
   // Says which number the agent has given a call that has not ended.
   static void sent(Place* place, uint64_t call) { place->sent.store(call, std::memory_order_relaxed); }
+  // The name of the worker that a call in flight is made to.
+  static std::string callee_of(const Place& place);
   // Records the end of a call when `answer` completes; keeps `log` until then.
   static void end_with(const std::shared_ptr<CallLog>& log, Place* place, JitFuture& answer);
   // Records the end of a call, which was at `end_us`; `answer` is null if an arrived call is not answered.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "rpc/futures.h"
 
 namespace rpc_backends {
 
@@ -14,16 +15,22 @@ FailedCalls::FuturePtr FailedCalls::watch(const std::shared_ptr<FailedCalls>& ca
   auto shown = answer->createInstance(answer->elementType());
   answer->addCallback([calls, log, place, shown](torch::distributed::rpc::JitFuture& done) {
     if (!done.hasError()) {
-      log->end(place, &done, CallLog::now_us());
-      contained("in a callback at the end of a call",
-                [&] { shown->markCompleted(done.constValue(), done.storages()); });
+      completing(shown, [&] {
+        log->end(place, &done, CallLog::now_us());
+        shown->markCompleted(done.constValue(), done.storages());
+      });
       return;
     }
     Failed failed{log, place, FuturePtr::reclaim_copy(&done), shown};
-    const auto state = state_of_error(done.tryRetrieveErrorMessage());
-    if (state == RecordedCall::State::kTimedOut || state == RecordedCall::State::kLost) {
-      calls->add(std::move(failed));
-    } else {
+    const bool is_explained = contained("while explaining an error", [&] {
+      const auto state = state_of_error(done.tryRetrieveErrorMessage());
+      if (state == RecordedCall::State::kTimedOut || state == RecordedCall::State::kLost) {
+        calls->add(failed);
+      } else {
+        end(failed, {});
+      }
+    });
+    if (!is_explained) {
       end(failed, {});
     }
   });
@@ -43,8 +50,8 @@ void FailedCalls::add(Failed call) {
 }
 
 void FailedCalls::end(const Failed& call, const std::string& text) {
-  call.log->end(call.place, call.answer.get(), CallLog::now_us());
-  contained("in a callback at the end of a call", [&] {
+  completing(call.shown, [&] {
+    call.log->end(call.place, call.answer.get(), CallLog::now_us());
     if (text.empty()) {
       call.shown->setError(call.answer->exception_ptr());
     } else {
@@ -54,10 +61,17 @@ void FailedCalls::end(const Failed& call, const std::string& text) {
   });
 }
 
-int FailedCalls::wait(double seconds) {
+std::optional<std::set<std::string>> FailedCalls::wait(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return stopped_ || !calls_.empty(); });
-  return stopped_ ? -1 : static_cast<int>(calls_.size());
+  if (stopped_) {
+    return std::nullopt;
+  }
+  std::set<std::string> peers;
+  for (const Failed& call : calls_) {
+    peers.insert(CallLog::callee_of(*call.place));
+  }
+  return peers;
 }
 
 void FailedCalls::explain(const std::string& text) {

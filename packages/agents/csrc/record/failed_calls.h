@@ -7,6 +7,8 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,8 +25,9 @@ class FailedCalls {
   static FuturePtr watch(const std::shared_ptr<FailedCalls>& calls, const std::shared_ptr<CallLog>& log,
                          CallLog::Place* place, FuturePtr answer);
 
-  // Waits until a call has failed, but at most `seconds`; returns how many have. Returns -1 after stop().
-  int wait(double seconds);
+  // Waits until a call has failed, but at most `seconds`; returns the workers called by all that have, each once.
+  // Returns nothing after stop().
+  std::optional<std::set<std::string>> wait(double seconds);
   // Ends the calls that have failed so far; `text` is added to their errors.
   void explain(const std::string& text);
   // From now on, calls end at once, and nothing is added to their errors.

@@ -434,9 +434,9 @@ void bind_recorder(pybind11::module_& module) {
           [](Recorder& self, double seconds) {
             self.set_wants_gil(false);
             const py::gil_scoped_release release;
-            const int failures = self.failed_calls()->wait(seconds);
+            auto callees = self.failed_calls()->wait(seconds);
             self.set_wants_gil(true);
-            return failures;
+            return callees;
           },
           py::arg("seconds"))
       .def("begin_explanation", [](Recorder& self) { self.set_wants_gil(false); })

@@ -7,8 +7,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "base/log.h"
-
 namespace rpc_backends {
 
 namespace rpc = torch::distributed::rpc;
@@ -17,18 +15,17 @@ namespace {
 
 // Seconds (24 days). torch's agents keep timeouts as milliseconds in 32 bits, and a longer one becomes negative.
 constexpr float kLongestTimeout = 2147483.0F;
-constexpr const char* kInCallback = "in a callback at the end of a call";
 
 }  // namespace
 
 void complete(const FuturePtr& future, c10::IValue value,
               std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> on_devices) {
   // With the list of storages, because torch cannot find those of sparse tensors of some layouts.
-  contained(kInCallback, [&] { future->markCompleted(std::move(value), std::move(on_devices)); });
+  completing(future, [&] { future->markCompleted(std::move(value), std::move(on_devices)); });
 }
 
 void fail(const FuturePtr& future, const std::string& text) {
-  contained(kInCallback, [&] { future->setError(std::make_exception_ptr(std::runtime_error(text))); });
+  completing(future, [&] { future->setError(std::make_exception_ptr(std::runtime_error(text))); });
 }
 
 float representable(float timeout) {

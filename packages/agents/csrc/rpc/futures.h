@@ -4,15 +4,38 @@
 #include <torch/csrc/distributed/rpc/message.h>
 
 #include <chrono>
+#include <exception>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "base/log.h"
 
 namespace rpc_backends {
 
 using FuturePtr = c10::intrusive_ptr<torch::distributed::rpc::JitFuture>;
 
-// Complete a future. Its callbacks, from torch and the program, run in this call; their exceptions are logged and go no
-// further. (RRefContext throws if the peer of an RRef is lost.)
+// Runs `work`, which completes `future`: the callbacks of torch and the program run in it. Its exceptions are logged
+// and go no further. (RRefContext throws if the peer of an RRef is lost.) If `future` is still not complete, it gets
+// the exception as its error, because nothing else would end the call.
+template <typename Work>
+void completing(const FuturePtr& future, Work&& work) {
+  constexpr const char* kInCallback = "in a callback at the end of a call";
+  std::exception_ptr thrown;
+  const bool is_done = contained(kInCallback, [&] {
+    try {
+      std::forward<Work>(work)();
+    } catch (...) {
+      thrown = std::current_exception();
+      throw;
+    }
+  });
+  if (!is_done && !future->completed()) {
+    contained(kInCallback, [&] { future->setErrorIfNeeded(thrown); });
+  }
+}
+
+// Complete a future, as completing() does.
 void complete(const FuturePtr& future, c10::IValue value,
               std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> on_devices);
 void fail(const FuturePtr& future, const std::string& text);

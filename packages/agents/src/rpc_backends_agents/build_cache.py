@@ -8,26 +8,24 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from rpc_backends_agents.installed_torch import Torch
+from rpc_backends_agents.loading import FILE, user_cache
+from rpc_backends_core.spi import RpcBackendsError
 
-#: The name of a build's file for this Python.
-FILE = f"_C{EXTENSION_SUFFIXES[0]}"
 #: The permission bits with which others than the owner may write.
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
+class MissingBuildError(RpcBackendsError, ImportError):
+    """No build may be used with the installed torch; the text says what to do."""
+
+
 def root(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder for all builds, which need not exist; None if the user has no home."""
-    base = Path(environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # the specification: to be ignored
-        try:
-            base = Path.home() / ".cache"
-        except RuntimeError:
-            return None
-    return Path(os.path.realpath(base / "rpc-backends"))
+    path = user_cache(environ)
+    return None if path is None else Path(os.path.realpath(path))
 
 
 def folder(torch: Torch, top: Path) -> Path:
@@ -45,7 +43,7 @@ def folder(torch: Torch, top: Path) -> Path:
 def find(torch: Torch, environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the build for this torch and Python; None if there is none.
 
-    :raises ImportError: others than this user and root could have written it.
+    :raises MissingBuildError: others than this user and root could have written it.
     """
     top = root(environ)
     if top is None or not top.exists():
@@ -54,7 +52,7 @@ def find(torch: Torch, environ: Mapping[str, str] = os.environ) -> Path | None:
     if not path.exists():
         return None
     if reason := _why_foreign(path, top):
-        raise ImportError(
+        raise MissingBuildError(
             f"rpc-backends-agents does not load {path}, because {reason}, and that user could have "
             "changed it. Delete it, set XDG_CACHE_HOME to a folder of your own, and compile again: "
             "rpc-backends build-agents"

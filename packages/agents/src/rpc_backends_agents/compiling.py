@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rpc_backends_agents import sources
-from rpc_backends_agents.build_cache import FILE
 from rpc_backends_agents.installed_torch import Torch
+from rpc_backends_agents.loading import FILE
 
 #: What CMake calls the extension.
 _TARGET = "agents_module"

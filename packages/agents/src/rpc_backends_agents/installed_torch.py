@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: The end of the name of a folder for a torch with the old layout of ``std::string``.
-OLD_STRINGS = "-old-strings"
+from rpc_backends_agents.loading import folder_of
 
 
 class Torch(NamedTuple):
@@ -35,16 +34,8 @@ class Torch(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The folder of a build for this torch: one for all releases of a minor version.
-
-        A nightly torch (2.16.0.dev20261101) or a vendor's (2.9.0a0+nv25.9) is no release.
-        """
-        numbers = self.version.partition("+")[0].split(".")
-        if numbers[-1].startswith("post"):
-            numbers[-1] = numbers[-1].removeprefix("post")
-        is_release = len(numbers) > 1 and all(map(str.isdecimal, numbers))
-        name = ".".join(numbers[:2]) if is_release else self.version
-        return f"torch-{name}{'' if self.new_strings else OLD_STRINGS}"
+        """The folder of a build for this torch: one for all releases of a minor version."""
+        return folder_of(self.version, new_strings=self.new_strings)
 
     def __str__(self) -> str:
         """Return for example ``torch 2.6.0+cu124 (old std::string)``."""

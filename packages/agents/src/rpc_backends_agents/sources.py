@@ -15,9 +15,18 @@ def folder() -> Path:
 
 
 def fingerprint() -> str:
-    """Return a hash of all that a compilation reads of this package, as 16 hexadecimal digits."""
+    """Return a hash of all that a compilation reads of this package, as 16 hexadecimal digits.
+
+    A wheel has it in a file, because an import needs it if the user has compiled something.
+    """
+    stored = _PACKAGE / "cpp/fingerprint.txt"
+    return stored.read_text() if stored.exists() else compute_fingerprint()
+
+
+def compute_fingerprint() -> str:
+    """Return the same from the sources."""
     top = folder()
-    files = [top / "CMakeLists.txt"]
+    files = [top / "CMakeLists.txt", *top.glob("*.cmake")]
     for place in (top / "csrc", _PACKAGE / "include", _PACKAGE / "cmake"):
         files += place.rglob("*.*")
     digest = hashlib.sha256()

@@ -7,23 +7,20 @@ A wheel has builds for many versions of torch, each in a folder such as ``builds
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import NamedTuple
 
 from rpc_backends_agents import build_cache
-from rpc_backends_agents.build_cache import FILE
-from rpc_backends_agents.installed_torch import OLD_STRINGS, Torch, minor_of
+from rpc_backends_agents.build_cache import MissingBuildError
+from rpc_backends_agents.installed_torch import Torch, minor_of
+from rpc_backends_agents.loading import FILE, OLD_STRINGS, load_file
+from rpc_backends_core.spi import SettingError, parse_boolean
 
 #: A yes lets a torch that there is no build for use the nearest one.
 VARIABLE = "RPC_BACKENDS_AGENTS_ANY_TORCH"
 #: What compiles a build for the installed torch.
 COMMAND = "rpc-backends build-agents"
-_YES = frozenset({"1", "true", "yes", "on"})
-_NO = frozenset({"", "0", "false", "no", "off"})
 _OLDEST_MINOR = (2, 6)
 
 
@@ -71,8 +68,8 @@ def load(name: str) -> None:
     """Put the build for the installed torch in the place of the module that is being imported.
 
     :param name: the module's name.
-    :raises ImportError: there is no build for this torch, it may not be used, or it cannot be loaded;
-        the message says what to do.
+    :raises MissingBuildError: there is no build for this torch, it may not be used, or it cannot be
+        loaded; the message says what to do.
     """
     torch = Torch.installed()
     load_build(name, choose(torch), torch)
@@ -81,28 +78,23 @@ def load(name: str) -> None:
 def load_build(name: str, build: Build, torch: Torch) -> None:
     """Load a build as the module of this name.
 
-    :raises ImportError: it does not fit the installed torch; the message says what to do.
+    :raises MissingBuildError: it does not fit the installed torch; the message says what to do.
     """
-    path = str(build.path)
-    spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
-    assert spec is not None
-    assert spec.loader is not None
     try:
-        sys.modules[name] = module = module_from_spec(spec)
-        spec.loader.exec_module(module)
+        load_file(name, build.path)
     except ImportError as error:
-        raise ImportError(
+        raise MissingBuildError(
             f"rpc-backends-agents cannot load its build for torch {build} with {torch}: {error}. "
             f"Compile one for this torch, which needs a C++ compiler: {COMMAND} --force",
             name=name,
-            path=path,
+            path=str(build.path),
         ) from error
 
 
 def choose(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build:
     """Return the build to use with a torch.
 
-    :raises ImportError: there is none, or it may not be used; the message says what to do.
+    :raises MissingBuildError: there is none, or it may not be used; the message says what to do.
     """
     build = fitting(torch, environ)
     if build is not None:
@@ -111,13 +103,13 @@ def choose(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build:
     if torch.minor >= _OLDEST_MINOR and builds and _takes_any_torch(environ):
         same_minor = [build for build in builds if build.minor == torch.minor]
         return (same_minor or builds)[-1]
-    raise ImportError(_no_build(torch))
+    raise MissingBuildError(_no_build(torch))
 
 
 def fitting(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build | None:
     """Return the build for a torch, from the user's cache or the package; None if there is none.
 
-    :raises ImportError: others could have written the user's build.
+    :raises MissingBuildError: others could have written the user's build.
     """
     path = build_cache.find(torch, environ)
     if path is not None:
@@ -147,10 +139,11 @@ def _no_build(torch: Torch) -> str:
 
 
 def _takes_any_torch(environ: Mapping[str, str]) -> bool:
-    text = environ.get(VARIABLE, "").strip().lower()
-    if text not in _YES | _NO:
-        raise ImportError(f"{VARIABLE}={text!r} is neither yes nor no. Set it to 1 or 0.")
-    return text in _YES
+    text = environ.get(VARIABLE, "").strip()
+    try:
+        return text != "" and parse_boolean(VARIABLE, text)
+    except SettingError as error:
+        raise MissingBuildError(str(error)) from error
 
 
 def _places() -> Iterator[Path]:

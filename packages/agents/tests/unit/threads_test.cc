@@ -112,23 +112,24 @@ TEST(CallbackThread, BoundsItsQueueWhileACallbackBlocks) {
 }
 
 TEST(CallbackThread, GivesNoAnswerAfterStop) {
-  std::promise<void> started, go_on;
+  std::promise<void> stopped, ended;
   std::atomic<bool> answered{false};
-  CallbackThread thread("test",
-                        [&](const std::string&, double) {
-                          started.set_value();
-                          go_on.get_future().wait();
-                          return std::optional<int>(1);
-                        },
-                        {});
-  ASSERT_TRUE(thread.look_up("key", [&](std::optional<int>) { answered = true; }));
-  ASSERT_TRUE(is_ready(started.get_future()));
-  std::thread stopping([&] { thread.stop(); });
-  while (thread.look_up("until it is stopped", [](std::optional<int>) {})) {
-    std::this_thread::yield();
+  {
+    CallbackThread* running = nullptr;
+    // Released with the callback, when the thread has ended.
+    std::shared_ptr<void> life(&ended, [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); });
+    CallbackThread thread("test",
+                          [&running, &stopped, life = std::move(life)](const std::string&, double) {
+                            running->stop();
+                            stopped.set_value();
+                            return std::optional<int>(1);
+                          },
+                          {});
+    running = &thread;
+    ASSERT_TRUE(thread.look_up("key", [&](std::optional<int>) { answered = true; }));
+    ASSERT_TRUE(is_ready(stopped.get_future()));
   }
-  go_on.set_value();
-  stopping.join();
+  ASSERT_TRUE(is_ready(ended.get_future()));
   EXPECT_FALSE(answered);
 }
 

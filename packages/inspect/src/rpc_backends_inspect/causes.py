@@ -60,8 +60,11 @@ class _Wait:
         return self.worker, self.target, self.reason, self.collective
 
 
-def explain(group: InspectedGroup) -> list[Cause]:
-    """Return why the workers of a group wait, the most certain cause first."""
+def explain(group: InspectedGroup, callees: Collection[str] = ()) -> list[Cause]:
+    """Return why the workers of a group wait, the most certain cause first.
+
+    :param callees: workers; with some, only causes that involve one of them are returned.
+    """
     waiting = _Group(group.states)
     causes = [
         *waiting.gone(),
@@ -73,7 +76,11 @@ def explain(group: InspectedGroup) -> list[Cause]:
     causes += [] if any(cause.kind == "threads" for cause in causes) else waiting.taken()
     stuck = {name for cause in causes for name in cause.stuck}
     causes += [*waiting.shutdowns(stuck), *waiting.rrefs()]
-    return causes or list(waiting.missing()) or list(waiting.slow())
+    for certain in (causes, waiting.missing(), waiting.slow(callees)):
+        about = [one for one in certain if not callees or not set(callees).isdisjoint(one.workers)]
+        if about:
+            return about
+    return []
 
 
 class _Group:
@@ -177,6 +184,9 @@ class _Group:
             for call in reversed(one.recent):
                 if call.peer == name and call.state == "lost":
                     return f" (error of {one.worker!r}: {_cut(call.error)})"
+        for one in self.by_name.values():
+            if repr(name) in one.likely_reason:
+                return f" ({one.worker!r} when it wrote its dump: {one.likely_reason})"
         return ""
 
     def cycles(self) -> Iterator[Cause]:
@@ -312,13 +322,15 @@ class _Group:
                     (owner, *holders),
                 )
 
-    def slow(self) -> Iterator[Cause]:
-        """Find the oldest call that a worker is running."""
+    def slow(self, callees: Collection[str]) -> Iterator[Cause]:
+        """Find the oldest call that a worker is running: one of ``callees``, if there are any."""
         calls = [
             (call, state)
             for state in self.by_name.values()
             for call in state.in_flight
-            if not call.incoming and call.seconds >= _YOUNG
+            if not call.incoming
+            and call.seconds >= _YOUNG
+            and (not callees or call.peer in callees)
         ]
         for call, state in sorted(calls, key=lambda one: -one[0].seconds)[:1]:
             wait = _Wait(state.worker, call.peer, _short(call), state.thread(call.thread))

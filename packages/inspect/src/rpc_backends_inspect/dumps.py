@@ -84,9 +84,9 @@ class Watcher:
             self._thread.join()
 
     def _run(self) -> None:
-        while (failures := self._recorder.wait_for_failures(_PERIOD)) >= 0:
-            if failures:
-                self._recorder.explain(self._explanation("call"))
+        while (callees := self._recorder.wait_for_failures(_PERIOD)) is not None:
+            if callees:
+                self._recorder.explain(self._explanation("call", callees))
             if self._peers is not None:
                 self._watch_shutdown(self._limit)
 
@@ -101,11 +101,14 @@ class Watcher:
                 "RPC worker %r has been in shutdown for %.0f s. %s",
                 self._worker,
                 limit,
-                self._explanation("shutdown"),
+                self._explanation("shutdown", set()),
             )
 
-    def _explanation(self, reason: str) -> str:
-        """Write a dump; return where it is, and the likely reason."""
+    def _explanation(self, reason: str, callees: set[str]) -> str:
+        """Write a dump; return where it is, and the likely reason.
+
+        :param callees: the workers of the calls that have failed; only a reason about them is given.
+        """
         from rpc_backends_inspect import causes, workers  # few workers need them
         from rpc_backends_inspect.groups import group_of
 
@@ -115,11 +118,13 @@ class Watcher:
             group = group_of(workers.running(), os.getpid(), self._worker)
             if group is not None and self._peers is not None:
                 group = group.joined_by(self._peers.lost(group))
-            found = causes.explain(group) if group is not None else []
+            found = causes.explain(group, callees) if group is not None else []
+            about = [cause for cause in found if self._worker in cause.workers] or found
+            if about:
+                workers.add_likely_reason(Path(path), about[0].text)
         except Exception as error:  # the call must get its error whatever happens here
             _log.exception("the dump of RPC worker %r failed", self._worker)
             return f"No RPC dump: {error}."
-        about = [cause for cause in found if self._worker in cause.workers] or found
         why = (
             f"Likely reason: {about[0].text}."
             if about

@@ -11,6 +11,8 @@ from rpc_backends_processes import stacks
 
 _HOLDER = re.compile(r"^GIL 0x0*([0-9a-f]+)$", re.MULTILINE)
 _RPC = "torch/distributed/rpc/"
+#: The package whose functions stand in front of torch's ``rpc_sync``, ``rpc_async`` and ``remote``.
+_CORE = "/rpc_backends_core/"
 #: The files of the functions that call methods of RRefs, and functions with ``async_execution``.
 _WRAPPERS = (f"{_RPC}rref_proxy.py", f"{_RPC}functions.py")
 #: The start of the name of the code that torch generates for a RemoteModule.
@@ -73,7 +75,7 @@ class Thread:
 
     @property
     def position(self) -> Frame | None:
-        """The innermost frame outside torch and the standard library; None if there is none."""
+        """The innermost frame outside torch, the core and the standard library; None if there is none."""
         return next((frame for frame in self.frames if _is_of_the_program(frame)), None)
 
 
@@ -93,7 +95,7 @@ def gil_holder(text: str) -> int:
 
 def _is_of_the_program(frame: Frame) -> bool:
     path = PurePath(frame.file)
-    if frame.is_torchs or frame.file.startswith("<"):
+    if frame.is_torchs or _CORE in frame.file or frame.file.startswith("<"):
         return False
     # The standard library is in .../lib/python3.11, packages in its site-packages.
     below = [part for part in path.parts if part.startswith("python3")]

@@ -75,6 +75,7 @@ class WorkerState:
     :ivar group: the address where its group meets, the same for all its workers.
     :ivar group_key: what tells its group from all others; see :mod:`.groups`.
     :ivar reason: why it wrote a dump; empty if it was asked.
+    :ivar likely_reason: why calls waited, as it knew when it wrote the dump; empty if it did not say.
     :ivar calls: how many calls it has recorded so far.
     :ivar start: set while the worker is in ``init_rpc``, and after its ``init_rpc`` has failed.
     :ivar gil_wait: for how many seconds one thread has held the GIL while another waited for it.
@@ -93,6 +94,7 @@ class WorkerState:
     host: str = ""
     time_us: int = 0
     reason: str = ""
+    likely_reason: str = ""
     calls: int = 0
     members: dict[int, str] = field(default_factory=dict)
     in_flight: list[Call] = field(default_factory=list)
@@ -144,10 +146,24 @@ def read(path: Path) -> WorkerState:
     :raises NoStateError: the file does not hold one.
     :raises OSError: the file cannot be read.
     """
+    if path.exists() and not path.is_file():
+        raise NoStateError(f"{path} is no file")
     try:
         return parse_state(json.loads(path.read_text()))
     except ValueError as error:
         raise NoStateError(f"{path} is no dump of a worker: {error}") from error
+
+
+def add_likely_reason(path: Path, text: str) -> None:
+    """Add to the dump of a worker what this worker knows of the others, which may be gone later.
+
+    :raises OSError: the file cannot be read or replaced.
+    """
+    document = json.loads(path.read_text()) | {"likely_reason": text}
+    partial = path.with_suffix(".part")
+    partial.touch(mode=0o600, exist_ok=False)
+    partial.write_text(json.dumps(document))
+    partial.replace(path)
 
 
 def parse_state(document: Any) -> WorkerState:
@@ -173,6 +189,7 @@ def parse_state(document: Any) -> WorkerState:
             host=str(document["host"]),
             time_us=now,
             reason=str(document["reason"]),
+            likely_reason=str(document.get("likely_reason", "")),
             calls=int(document["calls"]),
             members={int(one["id"]): _text(one["name"]) for one in document["members"]},
             in_flight=[_call(one, now) for one in document["in_flight"]],

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from rpc_backends_agents.engine import secret, variables
+from rpc_backends_agents.engine import secret
 from rpc_backends_agents.engine.option_checks import OptionChecks
-from rpc_backends_core.spi import SettingError
+from rpc_backends_core.spi import SettingError, parse_boolean
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -60,7 +60,7 @@ def text(meaning: str) -> Kind[str]:
 
 
 INTEGER = Kind(OptionChecks.integer, "a number, 1 or more")
-YES_OR_NO = Kind(OptionChecks.boolean, "yes or no", variables.parse_boolean)
+YES_OR_NO = Kind(OptionChecks.boolean, "yes or no", parse_boolean)
 PATH = Kind(OptionChecks.path, "a path", lambda _variable, path: path)
 SECRET = Kind(
     OptionChecks.secret, "a secret", lambda variable, value: secret.parse(value, variable)

@@ -6,10 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 
-from rpc_backends_core.spi import SettingError, nearest
-
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"0", "false", "no", "off"})
+from rpc_backends_core.spi import nearest
 
 
 def prefix(backend: str) -> str:
@@ -25,16 +22,6 @@ def logger_of(backend: str) -> logging.Logger:
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the value of a variable; None if it is unset or empty."""
     return environ.get(name, "").strip() or None
-
-
-def parse_boolean(name: str, text: str) -> bool:
-    """Return the value of a boolean variable.
-
-    :raises SettingError: the value is neither true nor false.
-    """
-    if text.lower() in _TRUE | _FALSE:
-        return text.lower() in _TRUE
-    raise SettingError(f"{name}={text!r} is neither true nor false. Set it to 1 or 0.")
 
 
 def unknown(

@@ -1,0 +1,59 @@
+#include "rpc/early_deletions.h"
+
+#include <torch/csrc/distributed/rpc/rref_proto.h>
+
+#include <utility>
+
+#include "base/log.h"
+
+namespace rpc_backends {
+
+namespace rpc = torch::distributed::rpc;
+
+EarlyDeletions::Creation::Creation(std::shared_ptr<EarlyDeletions> deletions, const RRefId& created,
+                                   const ForkId& forked)
+    : id(created), fork(forked), deletions_(std::move(deletions)) {
+  const std::lock_guard<std::mutex> lock(deletions_->mutex_);
+  ++deletions_->entries_[fork].creations;
+}
+
+EarlyDeletions::Creation::~Creation() {
+  settle();
+  const std::lock_guard<std::mutex> lock(deletions_->mutex_);
+  const auto entry = deletions_->entries_.find(fork);
+  if (--entry->second.creations == 0) {
+    deletions_->entries_.erase(entry);
+  }
+}
+
+void EarlyDeletions::Creation::settle() const {
+  {
+    const std::lock_guard<std::mutex> lock(deletions_->mutex_);
+    if (!deletions_->entries_.find(fork)->second.is_deleted) {
+      return;
+    }
+  }
+  contained("while deleting an RRef", [&] {
+    const auto deletion = rpc::RRefUserDelete(id, fork).toMessage();
+    (void)(*deletions_->callback_)(*deletion, {});
+  });
+}
+
+void EarlyDeletions::note(const rpc::Message& request) {
+  if (request.type() != rpc::MessageType::RREF_USER_DELETE) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (entries_.empty()) {
+    return;
+  }
+  // torch answers a request that it cannot read with an error.
+  (void)error_in([&] {
+    const auto entry = entries_.find(rpc::RRefUserDelete::fromMessage(request)->forkId());
+    if (entry != entries_.end()) {
+      entry->second.is_deleted = true;
+    }
+  });
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,126 @@
+// A shortage of memory: each allocation of C++ fails once. A call that nothing else would end still ends.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "agent/calls.h"
+#include "rpc/futures.h"
+
+// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
+// the former one.
+extern "C" int fail_allocation(int number);
+
+namespace rpc_backends {
+namespace {
+
+namespace rpc = torch::distributed::rpc;
+using std::chrono::milliseconds;
+
+// No passing test waits that long.
+constexpr std::chrono::seconds kLimit{60};
+constexpr int kPeer = 1;
+constexpr int kCalls = 3;
+
+FuturePtr new_future() {
+  return c10::make_intrusive<rpc::JitFuture>(at::AnyClassType::get());
+}
+
+// Calls `end` with a new future while allocation 1 fails, then 2, until no allocation is left that could fail. Returns
+// how many have failed.
+template <typename End>
+int failed_allocations(const End& end) {
+  for (int number = 1;; ++number) {
+    const FuturePtr future = new_future();
+    bool called = false;
+    future->addCallback([&called](rpc::JitFuture&) { called = true; });
+    fail_allocation(number);
+    end(future);
+    if (fail_allocation(0) > 0) {
+      return number - 1;
+    }
+    EXPECT_TRUE(future->completed()) << "allocation " << number;
+    EXPECT_TRUE(called) << "allocation " << number;
+  }
+}
+
+TEST(ShortageTest, AFutureGetsAnErrorWhenItsTextGetsNoMemory) {
+  const std::string text(100, 'x');
+  EXPECT_GE(failed_allocations([&](const FuturePtr& future) { fail(future, text); }), 1);
+}
+
+TEST(ShortageTest, AFutureGetsAnErrorWhenItsValueGetsNoMemory) {
+  const auto work = [](const FuturePtr& future) {
+    completing(future, [&] { future->markCompleted(c10::IValue(std::string(100, 'x')), {}); });
+  };
+  EXPECT_GE(failed_allocations(work), 2);
+}
+
+Calls::Call some_call(milliseconds timeout) {
+  Calls::Call call;
+  call.peer = kPeer;
+  call.future = new_future();
+  call.timeout = timeout;
+  return call;
+}
+
+TEST(ShortageTest, CallsOfALostPeerStayUntilThereIsMemoryForAllOfThem) {
+  Calls calls(1 << 20, [](const std::vector<Calls::Call>&) {}, [] { return false; });
+  for (int i = 0; i < kCalls; ++i) {
+    calls.add(calls.next_id(), some_call(milliseconds(0)), Clock::now(), false);
+  }
+  for (int number = 1; number <= kCalls; ++number) {
+    fail_allocation(number);
+    try {
+      const auto taken = calls.take_all(kPeer);
+      fail_allocation(0);
+      EXPECT_EQ(taken.size(), size_t{kCalls});
+      return;
+    } catch (const std::bad_alloc&) {
+      EXPECT_EQ(calls.waiting(), size_t{kCalls});
+    }
+  }
+  ADD_FAILURE() << "more allocations than calls";
+}
+
+// Three calls time out at the same moment, and allocation `number` of the timeout thread fails then. Returns how many
+// are reported.
+int reported_late(int number) {
+  std::promise<void> prepared, reported;
+  int late = 0;
+  Calls calls(
+      1 << 20,
+      [&](const std::vector<Calls::Call>& some) {
+        fail_allocation(0);
+        late += static_cast<int>(some.size());
+        if (late == kCalls) {
+          reported.set_value();
+        }
+      },
+      [&] {
+        fail_allocation(number);
+        prepared.set_value();
+        return false;
+      });
+  calls.ask_for_pulse();
+  calls.start();
+  prepared.get_future().wait();
+  const auto started = Clock::now();
+  for (int i = 0; i < kCalls; ++i) {
+    calls.add(calls.next_id(), some_call(milliseconds(100)), started, false);
+  }
+  (void)reported.get_future().wait_for(kLimit);
+  calls.stop();
+  return late;
+}
+
+TEST(ShortageTest, AllCallsTimeOutWhenTheTimeoutThreadGetsNoMemory) {
+  for (int number = 1; number <= kCalls; ++number) {
+    EXPECT_EQ(reported_late(number), kCalls) << "allocation " << number;
+  }
+}
+
+}  // namespace
+}  // namespace rpc_backends
