@@ -1,11 +1,10 @@
 #include "records.h"
 
-#include <openssl/crypto.h>
 #include <openssl/hmac.h>
+#include <openssl/sha.h>
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "rpc_backends_agents/transport.h"
 
@@ -18,19 +17,18 @@ using records::Type;
 namespace {
 
 // HKDF-Expand-Label with SHA-256 and without a context (RFC 8446, section 7.1); `size` is at most 32.
-std::string expand(const std::string& secret, const std::string& label, size_t size) {
+SecretText expand(std::string_view secret, const std::string& label, size_t size) {
   const std::string full = "tls13 " + label;
   std::string info{'\0', static_cast<char>(size), static_cast<char>(full.size())};
   info += full;
   info += {'\0', '\1'};
-  unsigned char digest[EVP_MAX_MD_SIZE];
+  SecretText digest(SHA256_DIGEST_LENGTH);
   if (HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
-           reinterpret_cast<const unsigned char*>(info.data()), info.size(), digest, nullptr) == nullptr) {
+           reinterpret_cast<const unsigned char*>(info.data()), info.size(),
+           reinterpret_cast<unsigned char*>(digest.data()), nullptr) == nullptr) {
     throw TransportError("OpenSSL cannot derive a key");
   }
-  std::string key(reinterpret_cast<const char*>(digest), size);
-  OPENSSL_cleanse(digest, sizeof digest);
-  return key;
+  return SecretText(std::string_view(digest).substr(0, size));
 }
 
 unsigned char* bytes(void* memory) {
@@ -70,28 +68,23 @@ size_t Cursor::left(size_t most) const {
   return std::min(size, most);
 }
 
-RecordKey::RecordKey(const EVP_CIPHER* cipher, std::string secret, bool seals)
-    : cipher_(cipher), seals_(seals), secret_(std::move(secret)), context_(EVP_CIPHER_CTX_new()) {
+RecordKey::RecordKey(const EVP_CIPHER* cipher, std::string_view secret, bool seals)
+    : cipher_(cipher), seals_(seals), secret_(secret), context_(EVP_CIPHER_CTX_new()) {
   set_key();
 }
 
 void RecordKey::replace() {
-  std::string next = expand(secret_, "traffic upd", secret_.size());
-  OPENSSL_cleanse(secret_.data(), secret_.size());
-  secret_ = std::move(next);
+  secret_ = expand(secret_, "traffic upd", secret_.size());
   set_key();
 }
 
 void RecordKey::set_key() {
-  std::string key = expand(secret_, "key", static_cast<size_t>(EVP_CIPHER_get_key_length(cipher_)));
-  const std::string base = expand(secret_, "iv", base_.size());
+  SecretText key = expand(secret_, "key", static_cast<size_t>(EVP_CIPHER_get_key_length(cipher_)));
+  SecretText base = expand(secret_, "iv", base_.size());
   std::copy_n(base.data(), base_.size(), base_.begin());
   number_ = 0;
-  const bool is_set = context_ != nullptr && EVP_CipherInit_ex(context_.get(), cipher_, nullptr,
-                                                               reinterpret_cast<const unsigned char*>(key.data()),
-                                                               nullptr, seals_ ? 1 : 0) == 1;
-  OPENSSL_cleanse(key.data(), key.size());
-  if (!is_set) {
+  if (context_ == nullptr ||
+      EVP_CipherInit_ex(context_.get(), cipher_, nullptr, bytes(key.data()), nullptr, seals_ ? 1 : 0) != 1) {
     throw TransportError("OpenSSL cannot use a key");
   }
 }

@@ -11,6 +11,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
+
+#include "secret_text.h"
 
 namespace rpc_backends::zeromq {
 
@@ -20,8 +23,8 @@ inline constexpr size_t kMost = 16384;  // bytes of data in a record
 inline constexpr size_t kHead = 5;
 inline constexpr size_t kTag = 16;
 inline constexpr size_t kAdded = kHead + 1 + kTag;  // bytes that a record adds to its data
-// Bytes of the longest record, without its head, that a peer may send.
-inline constexpr size_t kLongest = kMost + 256;
+// Bytes of the longest record, without its head, that a peer may send. Workers do not pad.
+inline constexpr size_t kLongest = kMost + 1 + kTag;
 
 enum class Type : uint8_t { kAlert = 21, kHandshake = 22, kData = 23 };
 
@@ -50,7 +53,7 @@ class Cursor {
 class RecordKey {
  public:
   // `secret`: the traffic secret, from the handshake. Throws TransportError.
-  RecordKey(const EVP_CIPHER* cipher, std::string secret, bool seals);
+  RecordKey(const EVP_CIPHER* cipher, std::string_view secret, bool seals);
 
   // Goes on to the next key (RFC 8446, section 7.2).
   void replace();
@@ -72,7 +75,7 @@ class RecordKey {
 
   const EVP_CIPHER* const cipher_;
   const bool seals_;
-  std::string secret_;
+  SecretText secret_;
   std::unique_ptr<EVP_CIPHER_CTX, Free> context_;
   std::array<unsigned char, 12> base_{};  // the nonce of a record is this, combined with the record's number
   uint64_t number_ = 0;

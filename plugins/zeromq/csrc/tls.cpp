@@ -25,16 +25,21 @@ namespace rpc_backends::zeromq {
 
 namespace {
 
+// Messages of TLS. The last byte of a change of the key asks the other side for another one if it is 1.
+constexpr size_t kUpdateSize = 5;
+constexpr char kKeyUpdate[kUpdateSize] = {24, 0, 0, 1, 0};
+constexpr char kCloseNotify[] = {1, 0};
+
 // Records that are sealed before they are sent in one call. More would not stay in the processor's cache.
 constexpr size_t kBatch = 5;
-constexpr size_t kSealedSize = kBatch * (records::kMost + records::kAdded) + 64;
+// Each of them may come after a change of the key.
+constexpr size_t kSealedSize = kBatch * (records::kMost + records::kAdded + kUpdateSize + records::kAdded);
 // Bytes that one call reads from the socket. Below the size from which malloc() asks the kernel for memory.
 constexpr size_t kArrivedSize = size_t{96} << 10;
 // Data of messages in longer records go to their place directly.
 constexpr size_t kShort = 64;
-// Messages of TLS.
-constexpr char kKeyUpdate[] = {24, 0, 0, 1, 0};
-constexpr char kCloseNotify[] = {1, 0};
+// Records in a row without data that a peer may send. With more it would keep the thread that reads from other work.
+constexpr int kMostWithoutData = 16;
 // Bytes of the longest certificate of a peer. Ours has about 200.
 constexpr long kLongestCertificate = 4096;
 
@@ -209,17 +214,16 @@ bool TlsChannel::check_key(X509* certificate) {
 // number, and the secret. It has no other way to get them.
 void TlsChannel::keep_secret(const SSL* ssl, const char* line) {
   auto* const channel = static_cast<TlsChannel*>(SSL_get_app_data(ssl));
-  const std::string text(line);
-  const size_t space = text.rfind(' ');
-  const bool is_clients = text.compare(0, 24, "CLIENT_TRAFFIC_SECRET_0 ") == 0;
-  if (!is_clients && text.compare(0, 24, "SERVER_TRAFFIC_SECRET_0 ") != 0) {
+  const std::string_view text(line);
+  const bool is_clients = text.starts_with("CLIENT_TRAFFIC_SECRET_0 ");
+  if (!is_clients && !text.starts_with("SERVER_TRAFFIC_SECRET_0 ")) {
     return;
   }
   long size = 0;
-  unsigned char* const secret = OPENSSL_hexstr2buf(text.c_str() + space + 1, &size);
+  unsigned char* const secret = OPENSSL_hexstr2buf(line + text.rfind(' ') + 1, &size);
   if (secret != nullptr) {
-    (is_clients == channel->connects_ ? channel->our_secret_ : channel->their_secret_)
-        .assign(reinterpret_cast<char*>(secret), static_cast<size_t>(size));
+    (is_clients == channel->connects_ ? channel->our_secret_ : channel->their_secret_) =
+        SecretText(std::string_view(reinterpret_cast<char*>(secret), static_cast<size_t>(size)));
     OPENSSL_clear_free(secret, static_cast<size_t>(size));
   }
 }
@@ -235,8 +239,8 @@ bool TlsChannel::begin_records() {
   }
   sealer_.emplace(cipher, our_secret_, true);
   opener_.emplace(cipher, their_secret_, false);
-  OPENSSL_cleanse(our_secret_.data(), our_secret_.size());
-  OPENSSL_cleanse(their_secret_.data(), their_secret_.size());
+  our_secret_.erase();
+  their_secret_.erase();
   ssl_.reset();
   return true;
 }
@@ -295,12 +299,13 @@ ssize_t TlsChannel::read(const iovec* places, int count, bool& is_drained) {
   taken_ = 0;
   for (bool is_empty = false; !is_over_ && cursor.left(1) > 0;) {
     const auto* const head = reinterpret_cast<const unsigned char*>(arrived_.get()) + begin_;
-    const size_t size = end_ - begin_ < records::kHead ? 0 : static_cast<size_t>(head[3] << 8 | head[4]);
-    if (size > 0 && (head[0] != static_cast<unsigned char>(records::Type::kData) || size <= records::kTag ||
+    const bool has_head = end_ - begin_ >= records::kHead;
+    const size_t size = has_head ? static_cast<size_t>(head[3] << 8 | head[4]) : 0;
+    if (has_head && (head[0] != static_cast<unsigned char>(records::Type::kData) || size <= records::kTag ||
                      size > records::kLongest)) {
       return bytes > 0 ? (end(EBADMSG), bytes) : end(EBADMSG);
     }
-    if (size > 0 && end_ - begin_ >= records::kHead + size) {
+    if (has_head && end_ - begin_ >= records::kHead + size) {
       const size_t data = size - records::kTag - 1;
       if (bytes > 0 && data > cursor.left(data)) {
         return bytes;  // it would have to be copied
@@ -308,6 +313,10 @@ ssize_t TlsChannel::read(const iovec* places, int count, bool& is_drained) {
       size_t got = 0;
       if (!open_record(size, cursor, got)) {
         return bytes > 0 ? bytes : end(why_over_);
+      }
+      without_data_ = got > 0 ? 0 : without_data_ + 1;
+      if (without_data_ > kMostWithoutData) {
+        return bytes > 0 ? (end(EBADMSG), bytes) : end(EBADMSG);
       }
       bytes += static_cast<ssize_t>(got);
       continue;
@@ -410,14 +419,14 @@ bool TlsChannel::handle_control(records::Type type, const char* data, size_t siz
     end(0);
     return false;
   }
-  const bool is_update = type == records::Type::kHandshake && size == sizeof kKeyUpdate &&
-                         std::memcmp(data, kKeyUpdate, sizeof kKeyUpdate - 1) == 0;
+  const bool is_update = type == records::Type::kHandshake && size == kUpdateSize &&
+                         std::memcmp(data, kKeyUpdate, kUpdateSize - 1) == 0 && (data[kUpdateSize - 1] & ~1) == 0;
   if (!is_update) {
     end(EBADMSG);
     return false;
   }
   opener_->replace();
-  if (data[sizeof kKeyUpdate - 1] != 0) {
+  if (data[kUpdateSize - 1] == 1) {
     must_replace_ = true;
   }
   return true;
@@ -452,20 +461,20 @@ bool TlsChannel::seal(records::Type type, Cursor& data, size_t size) {
   if (!sealed_) {
     sealed_ = std::make_unique_for_overwrite<char[]>(kSealedSize);
   }
-  if (with_this_key_ >= bytes_per_key_ || must_replace_.exchange(false)) {
-    with_this_key_ = 0;
-    const iovec place{const_cast<char*>(kKeyUpdate), sizeof kKeyUpdate};
+  if (type == records::Type::kData && (with_this_key_ >= bytes_per_key_ || must_replace_.exchange(false))) {
+    const iovec place{const_cast<char*>(kKeyUpdate), kUpdateSize};
     Cursor update(&place, 1);
-    if (!seal(records::Type::kHandshake, update, sizeof kKeyUpdate)) {
+    if (!seal(records::Type::kHandshake, update, kUpdateSize)) {
       return false;
     }
     sealer_->replace();
+    with_this_key_ = 0;
   }
   if (!sealer_->seal(type, data, size, sealed_.get() + sealed_size_)) {
     return false;
   }
   sealed_size_ += size + records::kAdded;
-  with_this_key_ += size;
+  with_this_key_ += size + records::kAdded;
   return true;
 }
 

@@ -24,7 +24,8 @@ class TlsChannel;
 
 class TlsContext {
  public:
-  // Bytes that are sent with one key. AES-GCM is safe for 2**24.5 records of 16 KiB (RFC 8446, 5.5), which is 388 GiB.
+  // Bytes of records that are sent with one key. AES-GCM is safe for 2**24.5 records of 16 KiB (RFC 8446, 5.5), which
+  // is 388 GiB. Each record counts with what it adds to its data, so that many short ones take no more blocks.
   static constexpr uint64_t kBytesPerKey = uint64_t{64} << 30;
 
   // The session keys of this worker, in Z85. Throws TransportError.
@@ -98,7 +99,7 @@ class TlsChannel final : public Channel {
 
   // Only during the handshake.
   std::unique_ptr<SSL, FreeSsl> ssl_;
-  std::string our_secret_, their_secret_;
+  SecretText our_secret_, their_secret_;
   std::string first_bytes_;  // that have arrived
   std::string failure_;
   bool is_wrong_key_ = false;
@@ -109,6 +110,7 @@ class TlsChannel final : public Channel {
   size_t begin_ = 0, end_ = 0;
   std::vector<char> opened_;  // data for which there was no place, from `taken_` on
   size_t taken_ = 0;
+  int without_data_ = 0;                   // records in a row
   bool is_over_ = false;                   // no more data can be read
   int why_over_ = 0;                       // errno; 0 if the peer has said that no more follow
   std::atomic<bool> must_replace_{false};  // the peer wants another key from the thread that writes

@@ -6,10 +6,15 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "keys.h"
@@ -196,6 +201,33 @@ TEST_F(TlsTest, KeysAreReplacedAfterSoManyBytes) {
   }
 }
 
+TEST_F(TlsTest, EachRecordOfAMessageMayHaveAKeyOfItsOwn) {
+  open(1);
+  const std::string data(100'000, 'x');
+  std::string all;
+  for (size_t sent = 0; all.size() < data.size();) {
+    const iovec place{const_cast<char*>(data.data()) + sent, data.size() - sent};
+    sent += static_cast<size_t>(std::max<ssize_t>(sent < data.size() ? caller->write(&place, 1) : 0, 0));
+    caller->flush();
+    pass();
+    ASSERT_GE(read(*called, text), 0);
+    all += text;
+  }
+  EXPECT_TRUE(all == data);
+}
+
+TEST_F(TlsTest, ShortRecordsCountForTheirKeyToo) {
+  open(1000);
+  std::string wire;
+  for (int i = 0; i < 100; ++i) {
+    write(*caller, "x");
+    wire += received(at_caller->get());
+  }
+  EXPECT_GE(wire.size(), 100 * (1 + records::kAdded) + 2 * (5 + records::kAdded));  // the changes of the key
+  put(at_called->get(), wire);
+  EXPECT_EQ(read(*called, text), 100);
+}
+
 TEST_F(TlsTest, TheEndOfTheDataIsSigned) {
   open();
   write(*caller, "last");
@@ -356,9 +388,10 @@ class DowngradeTest : public TlsTest {
 
   // How the handshake with this client ends at the side that listens.
   Handshake outcome() {
-    auto [end, near] = socket_pair();
-    const std::unique_ptr<SSL, FreeSsl> client(SSL_new(context.get()));
+    std::tie(end, near) = socket_pair();
+    client.reset(SSL_new(context.get()));
     SSL_set_fd(client.get(), end->get());
+    SSL_set_app_data(client.get(), this);
     Handshake there = Handshake::kNeedsData;
     for (int i = 0; i < 10; ++i) {
       SSL_connect(client.get());
@@ -369,7 +402,17 @@ class DowngradeTest : public TlsTest {
     return there;
   }
 
+  void open_with_openssl() { ASSERT_EQ(outcome(), Handshake::kDone); }
+
+  // Passes on what the client and the side that listens have sent.
+  void pass_on() {
+    put(at_called->get(), received(near->get()));
+    put(near->get(), received(at_called->get()));
+  }
+
   std::unique_ptr<SSL_CTX, FreeContext> context;
+  std::unique_ptr<Fd> end, near;
+  std::unique_ptr<SSL, FreeSsl> client;
 };
 
 TEST_F(DowngradeTest, AClientWithAKeyOfOurKindIsAccepted) {
@@ -403,6 +446,166 @@ TEST_F(DowngradeTest, AKeyOfAnotherKindIsRefused) {
   const Key key(EVP_PKEY_Q_keygen(nullptr, nullptr, "EC", "P-256"));
   give_key(key.get());
   EXPECT_EQ(outcome(), Handshake::kFailed);
+}
+
+TEST_F(DowngradeTest, AClientWithoutInstructionsForAesIsServed) {
+  give_our_kind_of_key();
+  ASSERT_EQ(SSL_CTX_set_ciphersuites(context.get(), "TLS_CHACHA20_POLY1305_SHA256"), 1);
+  open_with_openssl();
+  ASSERT_EQ(SSL_write(client.get(), "request", 7), 7);
+  pass_on();
+  EXPECT_EQ(read(*called, text), 7);
+  EXPECT_EQ(text, "request");
+  EXPECT_EQ(write(*called, "reply"), 5);
+  pass_on();
+  char buffer[10];
+  EXPECT_EQ(SSL_read(client.get(), buffer, sizeof buffer), 5);
+}
+
+// A stranger who has finished the handshake with a key of its own, and then seals what it wants.
+class SealedByAStrangerTest : public DowngradeTest {
+ protected:
+  void SetUp() override {
+    DowngradeTest::SetUp();
+    give_our_kind_of_key();
+    ASSERT_EQ(SSL_CTX_set_ciphersuites(context.get(), "TLS_AES_128_GCM_SHA256"), 1);
+    SSL_CTX_set_keylog_callback(context.get(), [](const SSL* ssl, const char* line) {
+      auto* const test = static_cast<SealedByAStrangerTest*>(SSL_get_app_data(ssl));
+      const std::string text(line);
+      const std::string label = text.substr(0, text.find(' '));
+      long size = 0;
+      unsigned char* const raw = OPENSSL_hexstr2buf(text.substr(text.rfind(' ') + 1).c_str(), &size);
+      test->secrets[label] = std::string(reinterpret_cast<char*>(raw), static_cast<size_t>(size));
+      OPENSSL_free(raw);
+    });
+    open_with_openssl();
+    sealer.emplace(cipher(), secrets["CLIENT_TRAFFIC_SECRET_0"], true);
+  }
+
+  static const EVP_CIPHER* cipher() { return EVP_aes_128_gcm(); }
+
+  void send(records::Type type, const std::string& data) {
+    const iovec place{const_cast<char*>(data.data()), data.size()};
+    Cursor cursor(&place, 1);
+    std::string record(data.size() + records::kAdded, '\0');
+    ASSERT_TRUE(sealer->seal(type, cursor, data.size(), record.data()));
+    put(end->get(), record);
+    pass_on();
+  }
+
+  void expect_the_end() {
+    EXPECT_EQ(read(*called, text), -1);
+    EXPECT_EQ(errno, EBADMSG);
+  }
+
+  std::map<std::string, std::string> secrets;
+  std::optional<RecordKey> sealer;
+};
+
+const std::string kUpdate("\x18\0\0\x01\0", 5), kUpdateBoth("\x18\0\0\x01\x01", 5);
+
+TEST_F(SealedByAStrangerTest, DataArriveThatAreSealedSo) {
+  send(records::Type::kData, "data");
+  EXPECT_EQ(read(*called, text), 4);
+}
+
+TEST_F(SealedByAStrangerTest, EmptyRecordsWithoutEndEndTheConnection) {
+  for (int i = 0; i < 100; ++i) {
+    send(records::Type::kData, "");
+  }
+  expect_the_end();
+}
+
+TEST_F(SealedByAStrangerTest, KeyUpdatesWithoutEndEndTheConnection) {
+  for (int i = 0; i < 100; ++i) {
+    send(records::Type::kHandshake, kUpdate);
+    sealer->replace();
+  }
+  expect_the_end();
+}
+
+TEST_F(SealedByAStrangerTest, AFewEmptyRecordsAndKeyUpdatesAreNoFlood) {
+  for (int i = 0; i < 100; ++i) {
+    send(records::Type::kData, "");
+    send(records::Type::kHandshake, kUpdate);
+    sealer->replace();
+    send(records::Type::kData, "data");
+    ASSERT_EQ(read(*called, text), 4);
+  }
+}
+
+TEST_F(SealedByAStrangerTest, AKeyUpdateMayComeBetweenTheRecordsOfAMessage) {
+  send(records::Type::kData, std::string(10'000, 'a'));
+  send(records::Type::kHandshake, kUpdate);
+  sealer->replace();
+  send(records::Type::kData, std::string(10'000, 'b'));
+  EXPECT_EQ(read(*called, text), 20'000);
+  EXPECT_TRUE(text == std::string(10'000, 'a') + std::string(10'000, 'b'));
+}
+
+TEST_F(SealedByAStrangerTest, AKeyUpdateCanAskForAnotherOne) {
+  RecordKey opener(cipher(), secrets["SERVER_TRAFFIC_SECRET_0"], false);
+  std::string wire;
+  const auto next = [&](size_t size) {
+    std::string data(size, '\0');
+    const iovec place{data.data(), data.size()};
+    Cursor cursor(&place, 1);
+    records::Type type{};
+    EXPECT_TRUE(opener.open(wire.data(), size + 1 + records::kTag, cursor, type));
+    wire.erase(0, size + records::kAdded);
+    return std::pair(type, data);
+  };
+  send(records::Type::kHandshake, kUpdateBoth);
+  EXPECT_EQ(read(*called, text), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  write(*called, "after");
+  wire = received(at_called->get());
+  EXPECT_EQ(next(kUpdate.size()), std::pair(records::Type::kHandshake, kUpdate));
+  opener.replace();
+  EXPECT_EQ(next(5), std::pair(records::Type::kData, std::string("after")));
+  EXPECT_EQ(wire, "");
+}
+
+TEST_F(SealedByAStrangerTest, ARecordWithMoreThanTheLargestDataIsRefused) {
+  send(records::Type::kData, std::string(records::kMost + 1, 'x'));
+  expect_the_end();
+}
+
+TEST_F(SealedByAStrangerTest, NothingElseIsAcceptedAfterTheHandshake) {
+  const std::string ticket("\x04\0\0\x02\0\0", 6), half = kUpdate.substr(0, 3), other("\x18\0\0\x01\x02", 5);
+  const std::vector<std::pair<records::Type, std::string>> contents = {
+      {records::Type::kHandshake, ticket},
+      {records::Type::kHandshake, half},
+      {records::Type::kHandshake, kUpdate + kUpdate},
+      {records::Type::kHandshake, other},
+      {records::Type::kHandshake, std::string(1000, '\x18')},
+      {records::Type::kHandshake, ""},
+      {records::Type::kAlert, std::string("\x02\x28", 2)},
+      {records::Type::kAlert, std::string("\x01\0\0", 3)},
+      {static_cast<records::Type>(20), std::string("\x01", 1)},
+      {static_cast<records::Type>(0), std::string(30, '\0')},  // only padding
+      {static_cast<records::Type>(0), std::string("x\x17\0", 3)},
+      {static_cast<records::Type>(24), "heartbeat"},
+  };
+  for (const auto& [type, data] : contents) {
+    SetUp();
+    send(type, data);
+    expect_the_end();
+  }
+}
+
+TEST_F(SealedByAStrangerTest, AMessageInPlainAfterTheHandshakeEndsTheConnection) {
+  for (const std::string& record :
+       {std::string("\x15\x03\x03\0\x02\x01\0", 7), std::string("\x14\x03\x03\0\x01\x01", 6),
+        std::string("\x17\x03\x03\0\x04"
+                    "data",
+                    9),
+        std::string("\x17\x03\x03\0\0", 5)}) {
+    SetUp();
+    put(end->get(), record);
+    pass_on();
+    expect_the_end();
+  }
 }
 
 TEST_F(TlsTest, ServesTwoThreadsAtOnce) {
