@@ -54,8 +54,8 @@ bool is_over(Handshake state) {
 }
 
 struct Peer {
-  Peer() : keys(make_keys()), context(keys.first, keys.second) {}
-  std::pair<std::string, std::string> keys;
+  Peer() : keys(make_keys(Crypto::get(false))), context(Crypto::get(false), keys.first, keys.second) {}
+  std::pair<std::string, SecretText> keys;
   TlsContext context;
 };
 

@@ -47,7 +47,7 @@ decode)
     length=10000
     ;;
 handshake)
-    sources=(handshake.cpp $zeromq/channel.cpp $zeromq/keys.cpp $zeromq/records.cpp $zeromq/tls.cpp)
+    sources=(handshake.cpp $zeromq/{channel,crypto,keys,records,tls}.cpp)
     flags=(-I $zeromq -lssl -lcrypto)
     length=6000
     ;;

@@ -335,7 +335,7 @@ void Acceptor::look_up(uint64_t id, const Greeting& greeting, Directory& directo
             refuse_unknown(id, "any worker of the group");
             return;
           }
-          if (pending_.at(id).tls != nullptr) {
+          if (pending_.at(id).tls != nullptr && services_.keys.admits(*worker)) {
             services_.keys.learn(*worker, key);
           }
           admit(id, greeting, *worker);

@@ -19,13 +19,13 @@ namespace {
 using PythonTransport = ClosedAtExit<ZeroMQTransport>;
 
 // Makes the key pair of one session: public and secret.
-py::tuple make_key_pair() {
-  const auto [public_key, secret_key] = make_keys();
-  return py::make_tuple(py::bytes(public_key), py::bytes(secret_key));
+py::tuple make_key_pair(bool fips) {
+  const auto [public_key, secret_key] = make_keys(Crypto::get(fips));
+  return py::make_tuple(py::bytes(public_key), py::bytes(std::string_view(secret_key)));
 }
 
 std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key,
-                                      const std::optional<py::bytes>& secret_key, uint64_t max_message,
+                                      const std::optional<py::bytes>& secret_key, bool fips, uint64_t max_message,
                                       double heartbeat, double heartbeat_timeout, double handshake_timeout,
                                       bool wants_proofs, const py::object& on_unknown_key,
                                       const py::object& on_refused) {
@@ -36,6 +36,7 @@ std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key
   if (public_key) {
     settings.public_key = *public_key;
     settings.secret_key = *secret_key;
+    settings.fips = fips;
   }
   settings.max_message = max_message;
   settings.heartbeat = heartbeat;
@@ -78,8 +79,8 @@ PYBIND11_MODULE(_native, module) {
   using release = py::call_guard<py::gil_scoped_release>;
 
   bind_transport<ZeroMQTransport>(module)
-      .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("max_message"),
-           py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"),
+      .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("fips") = false,
+           py::arg("max_message"), py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"),
            py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
       .def("bind", &PythonTransport::bind, py::arg("endpoints"), release())
       .def("start", &PythonTransport::start, py::arg("self_id"), release())
@@ -96,5 +97,5 @@ PYBIND11_MODULE(_native, module) {
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });
-  module.def("make_keys", &make_key_pair);
+  module.def("make_keys", &make_key_pair, py::arg("fips") = false);
 }

@@ -1,5 +1,6 @@
 #include "connection.h"
 
+#include <openssl/crypto.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -251,7 +252,7 @@ void Connection::on_answer() {
   }
   if (answer.is_admitted == 0) {
     report_failure(answer_.substr(sizeof answer));
-  } else if (!expected_.empty() && std::memcmp(answer.proof, expected_.data(), kProofSize) != 0) {
+  } else if (!expected_.empty() && CRYPTO_memcmp(answer.proof, expected_.data(), kProofSize) != 0) {
     report_failure("the listening process cannot prove that it is the peer");
   } else {
     on_up();

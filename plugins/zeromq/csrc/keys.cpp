@@ -1,6 +1,8 @@
 #include "keys.h"
 
 #include <openssl/crypto.h>
+#include <openssl/err.h>
+#include <openssl/x509.h>
 
 #include <array>
 #include <cstdint>
@@ -65,30 +67,27 @@ std::optional<Raw> decode(std::string_view text) {
 
 }  // namespace
 
-void start_openssl() {
-  // It is not cleaned up at exit: threads may still use it.
-  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT | OPENSSL_INIT_NO_LOAD_CONFIG, nullptr);
+std::pair<std::string, SecretText> make_keys(const Crypto& crypto) {
+  const Key key(crypto.is_fips() ? EVP_PKEY_Q_keygen(crypto.library(), nullptr, "EC", "P-256")
+                                 : EVP_PKEY_Q_keygen(crypto.library(), nullptr, "ED25519"));
+  unsigned char* raw = nullptr;
+  const int size = key ? i2d_PrivateKey(key.get(), &raw) : -1;
+  if (size <= 0) {
+    fail_in_openssl("make a key");
+  }
+  SecretText secret(std::string_view(reinterpret_cast<char*>(raw), static_cast<size_t>(size)));
+  OPENSSL_clear_free(raw, static_cast<size_t>(size));
+  return {public_key_text(crypto, key.get()), std::move(secret)};
 }
 
-std::pair<std::string, std::string> make_keys() {
-  start_openssl();
-  const Key key(EVP_PKEY_Q_keygen(nullptr, nullptr, "ED25519"));
-  Raw secret{};
-  size_t size = secret.size();
-  if (!key || EVP_PKEY_get_raw_private_key(key.get(), secret.data(), &size) != 1) {
-    throw TransportError("OpenSSL cannot make a key");
+Key parse_secret_key(const Crypto& crypto, std::string_view secret_key, const std::string& public_key) {
+  const auto* raw = reinterpret_cast<const unsigned char*>(secret_key.data());
+  Key key(d2i_AutoPrivateKey_ex(nullptr, &raw, static_cast<long>(secret_key.size()), crypto.library(), nullptr));
+  ERR_clear_error();
+  if (!is_key(public_key) || !key) {
+    throw TransportError("a public key must be 40 characters of Z85, and a secret key must be in DER");
   }
-  return {public_key_text(key.get()), encode(secret)};
-}
-
-Key parse_secret_key(const std::string& secret_key, const std::string& public_key) {
-  const std::optional<Raw> raw = decode(secret_key);
-  if (!raw || !is_key(public_key)) {
-    throw TransportError("a key must be 40 characters of Z85");
-  }
-  start_openssl();
-  Key key(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, raw->data(), raw->size()));
-  if (!key || public_key_text(key.get()) != public_key) {
+  if (public_key_text(crypto, key.get()) != public_key) {
     throw TransportError("the public key does not belong to the secret key");
   }
   return key;
@@ -98,12 +97,21 @@ bool is_key(const std::string& text) {
   return decode(text).has_value();
 }
 
-std::string public_key_text(EVP_PKEY* key) {
+std::string public_key_text(const Crypto& crypto, EVP_PKEY* key) {
   Raw raw{};
   size_t size = raw.size();
-  const bool is_ours = key != nullptr && EVP_PKEY_get_id(key) == EVP_PKEY_ED25519 &&
-                       EVP_PKEY_get_raw_public_key(key, raw.data(), &size) == 1 && size == raw.size();
-  return is_ours ? encode(raw) : "";
+  if (key == nullptr || EVP_PKEY_is_a(key, crypto.is_fips() ? "EC" : "ED25519") != 1) {
+    return "";
+  }
+  if (!crypto.is_fips()) {
+    return EVP_PKEY_get_raw_public_key(key, raw.data(), &size) == 1 ? encode(raw) : "";
+  }
+  unsigned char* der = nullptr;
+  const int length = i2d_PUBKEY(key, &der);
+  const bool is_done = length > 0 && EVP_Q_digest(crypto.library(), "SHA256", nullptr, der, static_cast<size_t>(length),
+                                                  raw.data(), &size) == 1;
+  OPENSSL_free(der);
+  return is_done ? encode(raw) : "";
 }
 
 }  // namespace rpc_backends::zeromq

@@ -1,11 +1,18 @@
-// The key pair of a worker's session (Ed25519), in text: Z85, 40 characters for 32 bytes.
+// The key pair of a worker's session: Ed25519, or ECDSA with P-256 for FIPS.
+//
+// The text of a public key has 40 characters: Z85 of 32 bytes, which are the key of Ed25519, or the SHA-256 of a key of
+// P-256 as certificates hold it.
 #pragma once
 
 #include <openssl/evp.h>
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
+
+#include "crypto.h"
+#include "secret_text.h"
 
 namespace rpc_backends::zeromq {
 
@@ -17,20 +24,16 @@ struct FreeKey {
 };
 using Key = std::unique_ptr<EVP_PKEY, FreeKey>;
 
-// Starts OpenSSL, which all functions that use it need; a second call does nothing. The configuration file of the
-// system is not read, because it is for another OpenSSL than the one in this package.
-void start_openssl();
+// Makes a key pair; returns the text of the public key, and the secret key in DER. Throws TransportError.
+std::pair<std::string, SecretText> make_keys(const Crypto& crypto);
 
-// Makes a key pair; returns the public and the secret key. Throws TransportError.
-std::pair<std::string, std::string> make_keys();
-
-// Throws TransportError if the text is no key, or not the secret key that belongs to `public_key`.
-Key parse_secret_key(const std::string& secret_key, const std::string& public_key);
+// Throws TransportError if this is not the secret key that belongs to `public_key`.
+Key parse_secret_key(const Crypto& crypto, std::string_view secret_key, const std::string& public_key);
 
 // Whether the text has the form of a key.
 bool is_key(const std::string& text);
 
 // Returns the text of a public key; "" if it is of another kind.
-std::string public_key_text(EVP_PKEY* key);
+std::string public_key_text(const Crypto& crypto, EVP_PKEY* key);
 
 }  // namespace rpc_backends::zeromq

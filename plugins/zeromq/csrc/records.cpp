@@ -1,12 +1,11 @@
 #include "records.h"
 
-#include <openssl/hmac.h>
-#include <openssl/sha.h>
+#include <openssl/core_names.h>
+#include <openssl/kdf.h>
+#include <openssl/params.h>
 
 #include <algorithm>
 #include <cstring>
-
-#include "rpc_backends_agents/transport.h"
 
 namespace rpc_backends::zeromq {
 
@@ -16,23 +15,32 @@ using records::Type;
 
 namespace {
 
-// HKDF-Expand-Label with SHA-256 and without a context (RFC 8446, section 7.1); `size` is at most 32.
-SecretText expand(std::string_view secret, const std::string& label, size_t size) {
-  const std::string full = "tls13 " + label;
-  std::string info{'\0', static_cast<char>(size), static_cast<char>(full.size())};
-  info += full;
-  info += {'\0', '\1'};
-  SecretText digest(SHA256_DIGEST_LENGTH);
-  if (HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
-           reinterpret_cast<const unsigned char*>(info.data()), info.size(),
-           reinterpret_cast<unsigned char*>(digest.data()), nullptr) == nullptr) {
-    throw TransportError("OpenSSL cannot derive a key");
-  }
-  return SecretText(std::string_view(digest).substr(0, size));
-}
-
 unsigned char* bytes(void* memory) {
   return static_cast<unsigned char*>(memory);
+}
+
+// HKDF-Expand-Label with SHA-256 and without a context (RFC 8446, section 7.1).
+SecretText expand(const Crypto& crypto, std::string_view secret, std::string_view label, size_t size) {
+  struct Free {
+    void operator()(EVP_KDF_CTX* context) const { EVP_KDF_CTX_free(context); }
+  };
+  const auto octets = [](const char* name, std::string_view text) {
+    return OSSL_PARAM_construct_octet_string(name, const_cast<char*>(text.data()), text.size());
+  };
+  char digest[] = "SHA256";
+  int mode = EVP_KDF_HKDF_MODE_EXPAND_ONLY;
+  const OSSL_PARAM parameters[] = {OSSL_PARAM_construct_int(OSSL_KDF_PARAM_MODE, &mode),
+                                   OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, digest, 0),
+                                   octets(OSSL_KDF_PARAM_KEY, secret),
+                                   octets(OSSL_KDF_PARAM_PREFIX, "tls13 "),
+                                   octets(OSSL_KDF_PARAM_LABEL, label),
+                                   OSSL_PARAM_construct_end()};
+  const std::unique_ptr<EVP_KDF_CTX, Free> context(EVP_KDF_CTX_new(crypto.key_derivation()));
+  SecretText key(size);
+  if (!context || EVP_KDF_derive(context.get(), bytes(key.data()), size, parameters) != 1) {
+    fail_in_openssl("derive a key");
+  }
+  return key;
 }
 
 }  // namespace
@@ -68,24 +76,24 @@ size_t Cursor::left(size_t most) const {
   return std::min(size, most);
 }
 
-RecordKey::RecordKey(const EVP_CIPHER* cipher, std::string_view secret, bool seals)
-    : cipher_(cipher), seals_(seals), secret_(secret), context_(EVP_CIPHER_CTX_new()) {
+RecordKey::RecordKey(const Crypto& crypto, const EVP_CIPHER* cipher, std::string_view secret, bool seals)
+    : crypto_(crypto), cipher_(cipher), seals_(seals), secret_(secret), context_(EVP_CIPHER_CTX_new()) {
   set_key();
 }
 
 void RecordKey::replace() {
-  secret_ = expand(secret_, "traffic upd", secret_.size());
+  secret_ = expand(crypto_, secret_, "traffic upd", secret_.size());
   set_key();
 }
 
 void RecordKey::set_key() {
-  SecretText key = expand(secret_, "key", static_cast<size_t>(EVP_CIPHER_get_key_length(cipher_)));
-  SecretText base = expand(secret_, "iv", base_.size());
+  SecretText key = expand(crypto_, secret_, "key", static_cast<size_t>(EVP_CIPHER_get_key_length(cipher_)));
+  SecretText base = expand(crypto_, secret_, "iv", base_.size());
   std::copy_n(base.data(), base_.size(), base_.begin());
   number_ = 0;
   if (context_ == nullptr ||
       EVP_CipherInit_ex(context_.get(), cipher_, nullptr, bytes(key.data()), nullptr, seals_ ? 1 : 0) != 1) {
-    throw TransportError("OpenSSL cannot use a key");
+    fail_in_openssl("use a key");
   }
 }
 

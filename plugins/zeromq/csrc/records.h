@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "crypto.h"
 #include "secret_text.h"
 
 namespace rpc_backends::zeromq {
@@ -53,7 +54,7 @@ class Cursor {
 class RecordKey {
  public:
   // `secret`: the traffic secret, from the handshake. Throws TransportError.
-  RecordKey(const EVP_CIPHER* cipher, std::string_view secret, bool seals);
+  RecordKey(const Crypto& crypto, const EVP_CIPHER* cipher, std::string_view secret, bool seals);
 
   // Goes on to the next key (RFC 8446, section 7.2).
   void replace();
@@ -73,6 +74,7 @@ class RecordKey {
   void set_key();
   bool begin(const char* head);
 
+  const Crypto& crypto_;
   const EVP_CIPHER* const cipher_;
   const bool seals_;
   SecretText secret_;

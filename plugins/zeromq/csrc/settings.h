@@ -9,9 +9,10 @@
 namespace rpc_backends::zeromq {
 
 struct Settings {
-  // Z85; empty for no encryption.
+  // As make_keys() makes them; empty for no encryption.
   std::string public_key;
   std::string secret_key;
+  bool fips = false;
   // Limit for the parts of one message together, in bytes.
   uint64_t max_message = 0;
   // Seconds.

@@ -49,15 +49,8 @@ constexpr uint16_t kAesGcm = 0x1301, kChaCha20 = 0x1303;
 // The start of a greeting, or an answer to one, that is not encrypted.
 constexpr std::string_view kPlain(kForm, 3);
 
+constexpr const char* kOtherKinds = "the two sides have no kind of key in common; set fips alike for all workers";
 constexpr const char* kOtherKey = "a key is not the one that the other side expects";
-
-[[noreturn]] void fail(const char* what) {
-  char text[256] = "unknown error";
-  if (const unsigned long error = ERR_get_error(); error != 0) {
-    ERR_error_string_n(error, text, sizeof text);
-  }
-  throw TransportError(std::string("OpenSSL cannot ") + what + ": " + text);
-}
 
 // Whether the processor has instructions for AES.
 bool has_aes() {
@@ -70,48 +63,70 @@ bool has_aes() {
 #endif
 }
 
+// The suites, the preferred one first: the side that connects decides.
+const char* ciphers(const Crypto& crypto) {
+  if (crypto.is_fips() || crypto.chacha20() == nullptr) {
+    return "TLS_AES_128_GCM_SHA256";
+  }
+  return has_aes() ? "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
+                   : "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_GCM_SHA256";
+}
+
+// Whether a handshake failed because the two sides have no kind of key or cipher in common.
+bool has_nothing_in_common(int reason) {
+  return reason == SSL_R_NO_SUITABLE_KEY_SHARE || reason == SSL_R_NO_SUITABLE_GROUPS ||
+         reason == SSL_R_NO_SUITABLE_SIGNATURE_ALGORITHM || reason == SSL_R_NO_SHARED_CIPHER ||
+         reason == SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE;
+}
+
 struct FreeCertificate {
   void operator()(X509* certificate) const { X509_free(certificate); }
 };
 using Certificate = std::unique_ptr<X509, FreeCertificate>;
 
 // Its name and dates say nothing, and are not checked.
-Certificate certificate_for(EVP_PKEY* key) {
-  Certificate certificate(X509_new());
+Certificate certificate_for(const Crypto& crypto, EVP_PKEY* key) {
+  Certificate certificate(X509_new_ex(crypto.library(), nullptr));
   X509* const raw = certificate.get();
   if (raw == nullptr || X509_set_version(raw, X509_VERSION_3) != 1 ||
       ASN1_INTEGER_set(X509_get_serialNumber(raw), 1) != 1 ||
       ASN1_TIME_set_string_X509(X509_getm_notBefore(raw), "20000101000000Z") != 1 ||
       ASN1_TIME_set_string_X509(X509_getm_notAfter(raw), "99991231235959Z") != 1 || X509_set_pubkey(raw, key) != 1 ||
-      X509_sign(raw, key, nullptr) == 0) {
-    fail("make a certificate");
+      X509_sign(raw, key, crypto.is_fips() ? EVP_sha256() : nullptr) == 0) {
+    fail_in_openssl("make a certificate");
   }
   return certificate;
 }
 
 }  // namespace
 
-TlsContext::TlsContext(const std::string& public_key, const std::string& secret_key, uint64_t bytes_per_key)
-    : bytes_per_key_(bytes_per_key) {
-  const Key key = parse_secret_key(secret_key, public_key);
-  context_.reset(SSL_CTX_new(TLS_method()));
+TlsContext::TlsContext(const Crypto& crypto, const std::string& public_key, std::string_view secret_key,
+                       uint64_t bytes_per_key)
+    : crypto_(crypto),
+      bytes_per_key_(bytes_per_key),
+      context_(SSL_CTX_new_ex(crypto.library(), nullptr, TLS_method())) {
+  const Key key = parse_secret_key(crypto, secret_key, public_key);
   SSL_CTX* const context = context_.get();
   if (context == nullptr) {
-    fail("start");
+    fail_in_openssl("start");
   }
-  const Certificate certificate = certificate_for(key.get());
-  const char* const suites = has_aes() ? "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
-                                       : "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_GCM_SHA256";
+  const Certificate certificate = certificate_for(crypto, key.get());
+  // What is set here is set also where it is the default, because OpenSSL may be that of the system, with its settings.
+  SSL_CTX_set_security_level(context, 2);
   if (SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1 ||
-      SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 || SSL_CTX_set_ciphersuites(context, suites) != 1 ||
-      SSL_CTX_set_num_tickets(context, 0) != 1 || SSL_CTX_use_certificate(context, certificate.get()) != 1 ||
-      SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
-    fail("use TLS 1.3");
+      SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 ||
+      SSL_CTX_set_ciphersuites(context, ciphers(crypto)) != 1 || SSL_CTX_set_num_tickets(context, 0) != 1 ||
+      SSL_CTX_use_certificate(context, certificate.get()) != 1 || SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
+    fail_in_openssl("use TLS 1.3");
   }
   // No other kinds of keys: a stranger could choose some that cost this worker much time.
-  if (SSL_CTX_set1_groups_list(context, "X25519") != 1 || SSL_CTX_set1_sigalgs_list(context, "ed25519") != 1) {
-    fail("use X25519 and Ed25519");
+  if (SSL_CTX_set1_groups_list(context, crypto.is_fips() ? "P-256" : "X25519") != 1 ||
+      SSL_CTX_set1_sigalgs_list(context, crypto.is_fips() ? "ecdsa_secp256r1_sha256" : "ed25519") != 1) {
+    fail_in_openssl("use these kinds of keys");
   }
+#ifdef SSL_OP_NO_RX_CERTIFICATE_COMPRESSION
+  SSL_CTX_set_options(context, SSL_OP_NO_RX_CERTIFICATE_COMPRESSION | SSL_OP_NO_TX_CERTIFICATE_COMPRESSION);
+#endif
   SSL_CTX_set_cert_verify_callback(context, &TlsChannel::verify, nullptr);
   SSL_CTX_set_keylog_callback(context, &TlsChannel::keep_secret);
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
@@ -120,16 +135,17 @@ TlsContext::TlsContext(const std::string& public_key, const std::string& secret_
 }
 
 std::unique_ptr<TlsChannel> TlsContext::connecting(std::unique_ptr<Fd> fd, const std::string& peer_key) const {
-  return std::make_unique<TlsChannel>(context_.get(), std::move(fd), true, peer_key, bytes_per_key_);
+  return std::make_unique<TlsChannel>(crypto_, context_.get(), std::move(fd), true, peer_key, bytes_per_key_);
 }
 
 std::unique_ptr<TlsChannel> TlsContext::listening(std::unique_ptr<Fd> fd) const {
-  return std::make_unique<TlsChannel>(context_.get(), std::move(fd), false, "", bytes_per_key_);
+  return std::make_unique<TlsChannel>(crypto_, context_.get(), std::move(fd), false, "", bytes_per_key_);
 }
 
-TlsChannel::TlsChannel(SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects, std::string peer_key,
-                       uint64_t bytes_per_key)
+TlsChannel::TlsChannel(const Crypto& crypto, SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects,
+                       std::string peer_key, uint64_t bytes_per_key)
     : Channel(std::move(fd)),
+      crypto_(crypto),
       bytes_per_key_(bytes_per_key),
       connects_(connects),
       peer_key_(std::move(peer_key)),
@@ -137,7 +153,7 @@ TlsChannel::TlsChannel(SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects, 
   BIO* const bio = socket_method() == nullptr ? nullptr : BIO_new(socket_method());
   if (!ssl_ || bio == nullptr || SSL_set_app_data(ssl_.get(), this) != 1) {
     BIO_free(bio);
-    zeromq::fail("make a connection");
+    fail_in_openssl("make a connection");
   }
   BIO_set_data(bio, this);
   BIO_set_init(bio, 1);
@@ -202,7 +218,7 @@ int TlsChannel::verify(X509_STORE_CTX* store, void* /*unused*/) {
 
 // TLS itself checks that the peer has the secret key that belongs to this certificate.
 bool TlsChannel::check_key(X509* certificate) {
-  const std::string key = public_key_text(X509_get0_pubkey(certificate));
+  const std::string key = public_key_text(crypto_, X509_get0_pubkey(certificate));
   is_wrong_key_ = key.empty() || (connects_ && key != peer_key_);
   if (!is_wrong_key_) {
     peer_key_ = key;
@@ -231,14 +247,12 @@ void TlsChannel::keep_secret(const SSL* ssl, const char* line) {
 bool TlsChannel::begin_records() {
   const SSL_CIPHER* const used = SSL_get_current_cipher(ssl_.get());
   const uint16_t id = used == nullptr ? 0 : SSL_CIPHER_get_protocol_id(used);
-  const EVP_CIPHER* const cipher = id == kAesGcm     ? EVP_aes_128_gcm()
-                                   : id == kChaCha20 ? EVP_chacha20_poly1305()
-                                                     : nullptr;
+  const EVP_CIPHER* const cipher = id == kAesGcm ? crypto_.aes_gcm() : id == kChaCha20 ? crypto_.chacha20() : nullptr;
   if (cipher == nullptr || our_secret_.empty() || their_secret_.empty()) {
     return false;
   }
-  sealer_.emplace(cipher, our_secret_, true);
-  opener_.emplace(cipher, their_secret_, false);
+  sealer_.emplace(crypto_, cipher, our_secret_, true);
+  opener_.emplace(crypto_, cipher, their_secret_, false);
   our_secret_.erase();
   their_secret_.erase();
   ssl_.reset();
@@ -247,6 +261,7 @@ bool TlsChannel::begin_records() {
 
 TlsChannel::Handshake TlsChannel::fail(const std::string& why) {
   failure_ = why;
+  ERR_clear_error();  // another user of OpenSSL on this thread would take them for its own
   return Handshake::kFailed;
 }
 
@@ -274,6 +289,9 @@ TlsChannel::Handshake TlsChannel::shake_hands() {
   if (what == SSL_ERROR_SYSCALL || what == SSL_ERROR_ZERO_RETURN ||
       ERR_GET_REASON(error) == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
     return fail(kEnded);
+  }
+  if (has_nothing_in_common(ERR_GET_REASON(error))) {
+    return fail(kOtherKinds);
   }
   const char* const reason = ERR_reason_error_string(error);
   return fail(std::string("TLS failed: ") + (reason == nullptr ? "unknown error" : reason));
@@ -345,6 +363,7 @@ ssize_t TlsChannel::read(const iovec* places, int count, bool& is_drained) {
 ssize_t TlsChannel::end(int why) {
   is_over_ = true;
   why_over_ = why;
+  ERR_clear_error();
   errno = why;
   return why == 0 ? 0 : -1;
 }

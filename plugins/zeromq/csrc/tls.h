@@ -13,9 +13,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "channel.h"
+#include "crypto.h"
 #include "records.h"
 
 namespace rpc_backends::zeromq {
@@ -28,8 +30,9 @@ class TlsContext {
   // is 388 GiB. Each record counts with what it adds to its data, so that many short ones take no more blocks.
   static constexpr uint64_t kBytesPerKey = uint64_t{64} << 30;
 
-  // The session keys of this worker, in Z85. Throws TransportError.
-  TlsContext(const std::string& public_key, const std::string& secret_key, uint64_t bytes_per_key = kBytesPerKey);
+  // The session keys of this worker, as make_keys() makes them. Throws TransportError.
+  TlsContext(const Crypto& crypto, const std::string& public_key, std::string_view secret_key,
+             uint64_t bytes_per_key = kBytesPerKey);
 
   // Makes the channel of the side that connects. `peer_key`: the key that the peer must have.
   std::unique_ptr<TlsChannel> connecting(std::unique_ptr<Fd> fd, const std::string& peer_key) const;
@@ -42,6 +45,7 @@ class TlsContext {
     void operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
   };
 
+  const Crypto& crypto_;
   const uint64_t bytes_per_key_;
   std::unique_ptr<SSL_CTX, FreeContext> context_;
 };
@@ -49,7 +53,8 @@ class TlsContext {
 class TlsChannel final : public Channel {
  public:
   // `context`: must be that of a TlsContext. `peer_key`: empty to accept any key.
-  TlsChannel(SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects, std::string peer_key, uint64_t bytes_per_key);
+  TlsChannel(const Crypto& crypto, SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects, std::string peer_key,
+             uint64_t bytes_per_key);
   ~TlsChannel() override;
 
   enum class Handshake { kDone, kNeedsData, kNeedsRoom, kFailed };
@@ -93,6 +98,7 @@ class TlsChannel final : public Channel {
     void operator()(SSL* ssl) const { SSL_free(ssl); }
   };
 
+  const Crypto& crypto_;
   const uint64_t bytes_per_key_;
   const bool connects_;
   std::string peer_key_;

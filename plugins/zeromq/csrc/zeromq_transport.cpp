@@ -41,7 +41,9 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
       : settings(std::move(with)),
         counters(std::move(counts)),
         callback_thread("rpc-zmq-calls", std::move(on_unknown_key), std::move(on_refused)),
-        tls(settings->encrypts() ? std::make_unique<TlsContext>(settings->public_key, settings->secret_key) : nullptr),
+        tls(settings->encrypts()
+                ? std::make_unique<TlsContext>(Crypto::get(settings->fips), settings->public_key, settings->secret_key)
+                : nullptr),
         services{*settings, inbox, event_loop, writer, releaser, *counters, tls.get()},
         peers(services),
         listener(

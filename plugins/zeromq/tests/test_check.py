@@ -41,6 +41,21 @@ def test_the_defaults_are_one_host_and_no_problem() -> None:
     assert set(findings) == {"OpenSSL", "secret", "encryption", "address", "Unix sockets"}
 
 
+def test_fips_without_a_provider_is_a_problem_with_a_remedy(tmp_path: Path) -> None:
+    code = """
+from rpc_backend_zeromq.check import check
+print(next(f"{found.level}: {found.text}" for found in check().findings if found.about == "OpenSSL"))
+"""
+    environ = {**os.environ, "OPENSSL_MODULES": str(tmp_path), f"{PREFIX}FIPS": "1"}
+    output = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    ).stdout
+
+    assert output.startswith("problem: OpenSSL cannot be used: fips is on")
+    assert str(tmp_path) in output
+    assert "set OPENSSL_MODULES" in output
+
+
 def test_the_source_of_the_secret_is_shown(secret_file: Path, text: str) -> None:
     findings = findings_in({f"{PREFIX}SECRET_FILE": str(secret_file)})
 

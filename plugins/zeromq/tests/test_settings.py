@@ -23,6 +23,7 @@ def test_the_defaults_encrypt_and_trust_no_network() -> None:
         assert found.policy.secret is None
         assert found.policy.encryption
         assert not found.policy.trusted_network
+        assert not found.fips
         assert found.wanted == Wanted()
         assert found.ports is found.unix_sockets is None
 
@@ -71,6 +72,11 @@ def test_encryption_and_unix_sockets_exclude_each_other() -> None:
         SettingError, match="Unix sockets are requested, but Unix sockets are not encrypted"
     ):
         settings_of(ZeroMQRpcBackendOptions(encryption=True), {f"{PREFIX}UNIX_SOCKETS": "1"})
+
+
+def test_fips_without_encryption_is_an_error() -> None:
+    with pytest.raises(SettingError, match="fips is on and encryption is off"):
+        settings_of(ZeroMQRpcBackendOptions(fips=True), {f"{PREFIX}ENCRYPTION": "0"})
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ class Transport:
     first message. When the connection to a peer ends, the peer is lost; the transport tries to reconnect
     until it succeeds or the peer is forgotten.
 
-    :param public_key: 40 bytes of Z85, given with ``secret_key``; None for no encryption. Without
-        encryption, a process that connects can claim to be any worker.
+    :param public_key: a key of :func:`make_keys`, given with ``secret_key``; None for no encryption.
+        Without encryption, a process that connects can claim to be any worker.
+    :param fips: whether the keys were made with ``fips``. Then only OpenSSL's FIPS provider is used.
     :param max_message: the limit for all parts of one message together, in bytes, in both directions.
         A peer that sends more is rejected.
     :param heartbeat: seconds between two heartbeats on an idle connection.
@@ -42,6 +43,7 @@ class Transport:
         *,
         public_key: bytes | None,
         secret_key: bytes | None,
+        fips: bool = False,
         max_message: int,
         heartbeat: float,
         heartbeat_timeout: float,
@@ -112,8 +114,10 @@ class Transport:
     def __rpc_transport__(self) -> object:
         """Return the capsule through which a C++ agent uses the transport."""
 
-def make_keys() -> tuple[bytes, bytes]:
-    """Make the key pair of one session (Ed25519): public and secret, 40 characters each (Z85).
+def make_keys(fips: bool = False) -> tuple[bytes, bytes]:
+    """Make the key pair of one session: the public key as 40 characters (Z85), the secret one in DER.
 
-    :raises TransportError: OpenSSL cannot make a key.
+    :param fips: whether to make keys of ECDSA (P-256), with OpenSSL's FIPS provider, in place of keys of
+        Ed25519.
+    :raises TransportError: OpenSSL cannot make a key, or has no FIPS provider.
     """

@@ -21,13 +21,14 @@ _INIT_METHOD = "env://"
 
 def check(environ: Mapping[str, str] = os.environ) -> Section:
     """Return the findings for a worker started in ``environ`` with ``init_method="env://"``."""
-    findings = [_library(), *_variables(environ)]
+    findings = _variables(environ)
     try:
         here = settings.settings_of(None, environ)
     except RpcBackendsError as error:
-        findings.append(Finding("problem", "settings", str(error)))
+        findings += [_library(fips=False), Finding("problem", "settings", str(error))]
     else:
         findings += [
+            _library(fips=here.fips),
             _secret(here),
             _encryption(here),
             *_addresses(here, environ),
@@ -36,22 +37,24 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
     return Section("zeromq", "ZEROMQ settings of a worker started here", findings)
 
 
-def _library() -> Finding:
+def _library(*, fips: bool) -> Finding:
     try:
-        version = _openssl_version()
+        version = _openssl_version(fips=fips)
     except (ImportError, RuntimeError) as error:
         return Finding("problem", "OpenSSL", f"OpenSSL cannot be used: {error}")
-    return Finding("ok", "OpenSSL", f"{version}, for TLS 1.3", {"version": version})
+    protocol = "TLS 1.3 with FIPS" if fips else "TLS 1.3"
+    return Finding("ok", "OpenSSL", f"{version}, for {protocol}", {"version": version})
 
 
-def _openssl_version() -> str:
+def _openssl_version(*, fips: bool) -> str:
     """Create and close a transport that encrypts; return the version of OpenSSL in the package."""
     from rpc_backend_zeromq._native import Transport
 
-    public, private = identity.session_keys()
+    public, private = identity.session_keys(fips=fips)
     transport = Transport(
         public_key=public,
         secret_key=private,
+        fips=fips,
         max_message=1,
         heartbeat=1,
         heartbeat_timeout=1,

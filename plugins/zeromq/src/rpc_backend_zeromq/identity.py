@@ -16,12 +16,14 @@ from rpc_backends_agents.engine.secret import Secret
 _UNIX_PURPOSE = "unix"
 
 
-def session_keys() -> tuple[bytes, bytes]:
-    """Make the keys of one session (Ed25519): public and secret, 40 characters each (Z85).
+def session_keys(*, fips: bool = False) -> tuple[bytes, bytes]:
+    """Make the keys of one session: the public one as 40 characters (Z85), the secret one in DER.
 
-    :raises TransportError: OpenSSL cannot make a key.
+    :param fips: whether to make keys of ECDSA (P-256), with OpenSSL's FIPS provider, in place of keys of
+        Ed25519.
+    :raises TransportError: OpenSSL cannot make a key, or has no FIPS provider.
     """
-    return make_keys()
+    return make_keys(fips=fips)
 
 
 def unix_proofs(

@@ -89,6 +89,12 @@ class ZeroMQRpcBackendOptions(GuardedOptions):
         "connections "
         "within a host; False turns encryption and authentication over TCP off",
     )
+    fips: VariableOption[bool] = VariableOption(
+        YES_OR_NO,
+        default=False,
+        meaning="whether connections over TCP use only algorithms of OpenSSL's FIPS provider, which must "
+        "be installed, or ``init_rpc`` fails. Set it alike for all workers",
+    )
     trusted_network: VariableOption[bool] = VariableOption(
         YES_OR_NO,
         default=False,

@@ -18,12 +18,14 @@ from rpc_backends_core.spi import SettingError
 class Settings:
     """The settings of one worker.
 
+    :ivar fips: whether encryption uses OpenSSL's FIPS provider only.
     :ivar wanted: where the user asks the worker to listen.
     :ivar unix_sockets: True requires them, False disables them, None uses them where possible. They are
         not encrypted.
     """
 
     policy: Policy
+    fips: bool
     wanted: Wanted
     ports: Ports | None
     unix_sockets: bool | None
@@ -39,12 +41,20 @@ def settings_of(
     """
     options = ZeroMQRpcBackendOptions() if options is None else options
     encryption = ZeroMQRpcBackendOptions.encryption.resolve(options, environ)
+    fips = ZeroMQRpcBackendOptions.fips.resolve(options, environ)
+    if fips and encryption is False:
+        raise SettingError(
+            "fips is on and encryption is off, but fips is about encryption. Turn encryption on "
+            f"({ZeroMQRpcBackendOptions.encryption.variable}), or fips off "
+            f"({ZeroMQRpcBackendOptions.fips.variable})."
+        )
     return Settings(
         policy=Policy(
             secret=secret.find(BACKEND, options.secret, options.secret_file, environ),
             encryption=encryption is not False,
             trusted_network=ZeroMQRpcBackendOptions.trusted_network.resolve(options, environ),
         ),
+        fips=fips,
         wanted=_wanted(options, environ),
         ports=ZeroMQRpcBackendOptions.ports.resolve(options, environ),
         unix_sockets=_unix_sockets(

@@ -30,6 +30,7 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
 
     :raises SettingError: an environment variable has an invalid value.
     :raises SecretError: the secret is invalid, unreadable or ambiguous.
+    :raises TransportError: OpenSSL cannot be used, or fips is on and it has no FIPS provider.
     """
 
     PUBLICATION = Publication
@@ -43,11 +44,14 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
         self._scopes: tuple[str, ...] = ()
         self._public_key: bytes | None
         self._public_key, secret_key = (
-            identity.session_keys() if self._settings.policy.encryption else (None, None)
+            identity.session_keys(fips=self._settings.fips)
+            if self._settings.policy.encryption
+            else (None, None)
         )
         return Transport(
             public_key=self._public_key,
             secret_key=secret_key,
+            fips=self._settings.fips,
             handshake_timeout=HANDSHAKE_TIMEOUT,
             wants_proofs=True,
             on_unknown_key=self._admission_control.whose,
@@ -123,8 +127,10 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
 
     @property
     def encryption(self) -> str:
-        """How messages over TCP are encrypted: ``TLS 1.3`` or ``none``."""
-        return "TLS 1.3" if self._settings.policy.encryption else "none"
+        """How messages over TCP are encrypted: ``TLS 1.3``, ``TLS 1.3 with FIPS`` or ``none``."""
+        if not self._settings.policy.encryption:
+            return "none"
+        return "TLS 1.3 with FIPS" if self._settings.fips else "TLS 1.3"
 
     def metrics(self) -> dict[str, str]:
         """Return the transport's metrics, as text."""

@@ -35,17 +35,20 @@ class Worker:
     :ivar lines: the log lines about refused connections.
     """
 
-    def __init__(self, worker_id: int, *, encrypted: bool, **settings: Any) -> None:
+    def __init__(
+        self, worker_id: int, *, encrypted: bool, fips: bool = False, **settings: Any
+    ) -> None:
         self.id = worker_id
         self.lines: list[str] = []
         self.logged = threading.Condition()
-        public, secret = make_keys() if encrypted else (None, None)
+        public, secret = make_keys(fips=fips) if encrypted else (None, None)
         self.key: bytes | None = public
         self.secret: bytes | None = secret
         self.transport = Transport(
             **{
                 "public_key": public,
                 "secret_key": secret,
+                "fips": fips,
                 "max_message": 1 << 30,
                 "heartbeat": 1,
                 "heartbeat_timeout": 20,
@@ -121,7 +124,6 @@ FORM = b"RPCZMQ\x00\x03"
 VERSION = 3
 #: Bytes of an answer, without the text of a refusal.
 ANSWER_SIZE = 48
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
 
 def greeting(worker: int, proof: bytes = b"", *, form: bytes = FORM) -> bytes:
@@ -139,21 +141,12 @@ def tls_client(secret_key: bytes) -> ssl.SSLContext:
     """Return a context with which a client proves that it has the key of a worker."""
     if shutil.which("openssl") is None:
         pytest.skip("there is no `openssl` here")
-    text = secret_key.decode()
-    numbers = []
-    for begin in range(0, len(text), 5):
-        number = 0
-        for digit in text[begin : begin + 5]:
-            number = number * 85 + _DIGITS.index(digit)
-        numbers.append(number)
-    # The form of a secret key of Ed25519 (RFC 8410).
-    der = bytes.fromhex("302e020100300506032b657004220420") + struct.pack(">8I", *numbers)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     with tempfile.TemporaryDirectory() as folder:
         key, certificate = Path(folder, "key.pem"), Path(folder, "certificate.pem")
-        lines = base64.b64encode(der).decode()
+        lines = base64.b64encode(secret_key).decode()
         key.write_text(f"-----BEGIN PRIVATE KEY-----\n{lines}\n-----END PRIVATE KEY-----\n")
         command = ["openssl", "req", "-new", "-x509", "-subj", "/CN=x", "-key", key]
         subprocess.run([*command, "-out", certificate], check=True, capture_output=True)
@@ -165,15 +158,26 @@ class Intruder:
     """A process that knows the protocol, and sends what it wants.
 
     :param by: the worker whose key it has; only with encryption.
+    :param key_log: the file to which it writes the secrets of its connection.
     """
 
-    def __init__(self, to: Worker, greeting: bytes, by: Worker | None = None) -> None:
+    def __init__(
+        self,
+        to: Worker,
+        greeting: bytes,
+        by: Worker | None = None,
+        *,
+        key_log: Path | None = None,
+    ) -> None:
         port = int(to.endpoint.rpartition(":")[2])
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIME_LIMIT)
         if to.key is not None:
             assert by is not None
             assert by.secret is not None
-            self.socket = tls_client(by.secret).wrap_socket(self.socket)
+            context = tls_client(by.secret)
+            if key_log is not None:
+                context.keylog_filename = str(key_log)
+            self.socket = context.wrap_socket(self.socket)
         self.send(greeting)
 
     def send(self, *data: bytes) -> None:

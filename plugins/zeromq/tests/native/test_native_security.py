@@ -78,6 +78,18 @@ def test_unknown_keys_are_looked_up_by_callback(make: MakeWorker) -> None:
     assert asked.count(seven.key or b"") == 1
 
 
+def test_a_worker_that_leaves_during_its_lookup_is_refused(make: MakeWorker) -> None:
+    def whose(key: bytes, waited: float) -> int:
+        zero.transport.forget(7)
+        return 7
+
+    zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    seven = make(7, True).listen("tcp://127.0.0.1:*").learn(zero)
+    seven.try_to_send(0, b"x")
+    assert "worker 7 has left the group" in seven.lost()
+    assert zero.transport.receive(0.1) is None
+
+
 def test_a_slow_lookup_delays_no_other_peer(make: MakeWorker) -> None:
     lookup_started, end_lookup = threading.Event(), threading.Event()
 
@@ -148,7 +160,7 @@ def test_missing_and_superfluous_keys_are_errors(make: MakeWorker) -> None:
         secret.transport.learn(2, "tcp://127.0.0.1:1", b"short")
     with pytest.raises(TransportError, match="give both public_key and secret_key, or neither"):
         make(3, public_key=secret.key)
-    with pytest.raises(TransportError, match="a key must be 40 characters"):
+    with pytest.raises(TransportError, match="a public key must be 40 characters"):
         make(3, public_key=b"short", secret_key=b"short")
 
 

@@ -79,8 +79,9 @@ class StreamTest : public testing::TestWithParam<bool> {
       two.open(std::make_unique<Channel>(std::move(there)));
       return;
     }
-    const auto [public_key, secret_key] = make_keys();
-    const TlsContext context(public_key, secret_key);
+    const Crypto& crypto = Crypto::get(false);
+    const auto [public_key, secret_key] = make_keys(crypto);
+    const TlsContext context(crypto, public_key, secret_key);
     auto connecting = context.connecting(std::move(here), public_key);
     auto listening = context.listening(std::move(there));
     auto of_one = TlsChannel::Handshake::kNeedsData, of_two = of_one;
