@@ -1,9 +1,14 @@
 // Whatever a stranger sends during the handshake of TLS, it fails in order, and gives no data. It ends well only with
 // the key of the honest peer. Whatever is changed after it, what is read is a prefix of what the honest peer has sent.
 //
+// A stranger who has finished the handshake, and seals what it wants, is read up to the first record that TLS does not
+// allow there.
+//
 // The first byte of an input says which side gets it, and whether it comes alone or changes what an honest peer sends,
-// in the handshake or after it: then each three bytes are a position and what the byte there is combined with.
+// in the handshake or after it: then each three bytes are a position and what the byte there is combined with. Or it is
+// what a stranger seals: the type and the size of a record, and its content.
 #include <fcntl.h>
+#include <openssl/x509.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -160,6 +165,99 @@ void change_data(const std::string& changes) {
   check(got == -1 || read == sent);  // an orderly end comes last
 }
 
+// A client of OpenSSL that gives away its secret.
+struct Stranger {
+  explicit Stranger(std::unique_ptr<Fd> socket) : end(std::move(socket)) {
+    static SSL_CTX* const context = [] {
+      SSL_CTX* const made = SSL_CTX_new(TLS_client_method());
+      SSL_CTX_set_ciphersuites(made, "TLS_AES_128_GCM_SHA256");
+      SSL_CTX_set_keylog_callback(made, [](const SSL* from, const char* line) {
+        const std::string text(line);
+        if (text.starts_with("CLIENT_TRAFFIC_SECRET_0")) {
+          static_cast<Stranger*>(SSL_get_app_data(from))->secret = text.substr(text.rfind(' ') + 1);
+        }
+      });
+      static EVP_PKEY* const key = EVP_PKEY_Q_keygen(nullptr, nullptr, "ED25519");
+      X509* const certificate = X509_new();
+      X509_set_pubkey(certificate, key);
+      X509_gmtime_adj(X509_getm_notBefore(certificate), 0);
+      X509_gmtime_adj(X509_getm_notAfter(certificate), 3600);
+      X509_sign(certificate, key, nullptr);
+      check(SSL_CTX_use_certificate(made, certificate) == 1 && SSL_CTX_use_PrivateKey(made, key) == 1);
+      return made;
+    }();
+    ssl = SSL_new(context);
+    SSL_set_fd(ssl, end->get());
+    SSL_set_app_data(ssl, this);
+  }
+  ~Stranger() { SSL_free(ssl); }
+  Stranger(const Stranger&) = delete;
+  Stranger& operator=(const Stranger&) = delete;
+
+  RecordKey sealer() const {
+    long size = 0;
+    unsigned char* const raw = OPENSSL_hexstr2buf(secret.c_str(), &size);
+    check(raw != nullptr);
+    const std::string text(reinterpret_cast<char*>(raw), static_cast<size_t>(size));
+    OPENSSL_free(raw);
+    const Crypto& crypto = Crypto::get(false);
+    return {crypto, crypto.aes_gcm(), text, true};
+  }
+
+  std::unique_ptr<Fd> end;
+  SSL* ssl = nullptr;
+  std::string secret;
+};
+
+void seal_as_stranger(const std::string& contents) {
+  static const Peer peer;
+  auto [end, other] = socket_pair();
+  const auto channel = peer.context.listening(std::move(other));
+  const Stranger stranger(std::move(end));
+  Handshake state = Handshake::kNeedsData;
+  for (int i = 0; i < 6 && state != Handshake::kDone; ++i) {
+    SSL_connect(stranger.ssl);
+    state = channel->shake_hands();
+  }
+  check(state == Handshake::kDone);
+  RecordKey sealer = stranger.sealer();
+  // What has to arrive: data, and changes of the key, until something else comes.
+  const std::string update("\x18\0\0\1\0", 5);
+  std::string sent;
+  bool is_allowed = true;
+  for (size_t at = 0, count = 0; at + 2 <= contents.size() && count < 50; ++count) {
+    const auto type = static_cast<records::Type>(contents[at]);
+    std::string data = contents.substr(at + 2, static_cast<uint8_t>(contents[at + 1]));
+    at += 2 + data.size();
+    if (type == records::Type::kHandshake && data.size() % 2 == 0) {
+      data = update;
+    }
+    const iovec place{data.data(), data.size()};
+    Cursor cursor(&place, 1);
+    std::string record(data.size() + records::kAdded, '\0');
+    check(sealer.seal(type, cursor, data.size(), record.data()));
+    put(stranger.end->get(), record);
+    const bool is_update =
+        type == records::Type::kHandshake && (data == update || data == std::string("\x18\0\0\1\1", 5));
+    if (is_update) {
+      sealer.replace();
+    }
+    is_allowed = is_allowed && (type == records::Type::kData || is_update);
+    if (is_allowed && type == records::Type::kData) {
+      sent += data;
+    }
+  }
+  std::string read;
+  char buffer[333];
+  ssize_t got = 0;
+  for (int i = 0; i < 100 && (got = channel->read(buffer, sizeof buffer)) > 0; ++i) {
+    read.append(buffer, static_cast<size_t>(got));
+  }
+  check(got <= 0);
+  check(sent.compare(0, read.size(), read) == 0);
+  check(got == -1 || !is_allowed || read == sent);
+}
+
 void write_seeds(const std::filesystem::path& folder) {
   const Peer one;
   auto [end, other] = socket_pair();
@@ -170,7 +268,7 @@ void write_seeds(const std::filesystem::path& folder) {
   for (const std::string& seed :
        {std::string("\0", 1) + hello, std::string("\1", 1) + hello, std::string("\2\0\0\0", 4),
         std::string("\2\5\0\1\x30\0\x10", 7), std::string("\3\7\0\1\x50\1\x20", 7), std::string("\4\0\0\0", 4),
-        std::string("\4\3\0\1\x50\1\x20", 7)}) {
+        std::string("\4\3\0\1\x50\1\x20", 7), std::string("\x08\x17\4data\x17\0\x16\5\x18\0\0\1\0\x15\2\1\0", 21)}) {
     std::ofstream(folder / ("seed-" + std::to_string(number++)), std::ios::binary) << seed;
   }
 }
@@ -193,6 +291,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   const std::string rest(reinterpret_cast<const char*>(data) + 1, size - 1);
+  if ((data[0] & 8) != 0) {
+    seal_as_stranger(rest);
+    return 0;
+  }
   if ((data[0] & 4) != 0) {
     change_data(rest);
     return 0;

@@ -96,14 +96,14 @@ def test_help_explains_the_secret_and_shows_its_use() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("secret",), ("--help",)])
-def test_the_command_imports_neither_torch_nor_zmq(
+def test_the_command_imports_neither_torch_nor_the_transport(
     arguments: tuple[str, ...],
 ) -> None:
     code = """
 import sys
 from rpc_backends_cli.app import cli
 cli(sys.argv[1:], standalone_mode=False)
-print(sorted({"torch", "zmq"} & set(sys.modules)))
+print(sorted({"torch", "rpc_backend_zeromq._native"} & set(sys.modules)))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from native_workers import TIME_LIMIT, Child, Intruder, Worker, eventually, greeting, message
+
+from rpc_backend_zeromq._native import make_keys
 
 WORKER = """
 (peer,) = arguments
@@ -127,3 +130,20 @@ def test_no_configuration_of_openssl_changes_a_connection(
     assert child.hear() == 0
     assert child.process.wait(TIME_LIMIT) == 0
     assert not environment.exists()
+
+
+def test_forked_processes_make_different_keys() -> None:
+    """Both continue with the parent's memory, and so with its source of random numbers."""
+    made = [make_keys()]
+    for _ in range(2):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writing, make_keys()[0])
+            os._exit(0)
+        os.close(writing)
+        made.append((os.read(reading, 100), b""))
+        os.close(reading)
+        assert os.waitpid(child, 0)[1] == 0
+    made.append(make_keys())
+    assert len({public for public, _ in made}) == 4
