@@ -141,9 +141,18 @@ def build_wheel(
             for wheel in built.iterdir():
                 _tag(wheel, made)
             for wheel in made.iterdir():
+                if folder.match(_ZEROMQ):
+                    _check_openssl(wheel, openssl)
                 sbom.add(wheel, _inside(wheel, folder, python, builds))
 
     _copy(_made_once(_hash(inputs, *others), kept, build), into)
+
+
+def _check_openssl(wheel: Path, openssl: OpenSSL) -> None:
+    """Raise an error if a wheel does not contain the OpenSSL that was compiled for it."""
+    version = version_in(wheel)
+    if openssl.version is not None and version != openssl.version:
+        raise FilesError(f"{wheel.name} contains OpenSSL {version}, not {openssl.version}")
 
 
 def _inside(

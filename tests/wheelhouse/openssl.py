@@ -33,10 +33,12 @@ class OpenSSL:
     """What a wheel is linked to.
 
     :ivar identity: changes if the wheel must be built again.
+    :ivar version: what the wheel must contain; None for that of the system, which it may be linked to.
     :ivar variables: environment variables of the build.
     """
 
     identity: str
+    version: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -74,7 +76,9 @@ def from_source(archive: Path, kept: Path, say: Callable[[str], None]) -> OpenSS
             _compile(archive, Path(made))
             Path(made, "installed/usr/local").rename(folder)
         say(f"compiled OpenSSL from {archive.name}")
-    return OpenSSL(identity, {"OPENSSL_ROOT_DIR": str(folder)})
+    header = (folder / "include/openssl/opensslv.h").read_text()
+    found = re.search(r'OPENSSL_FULL_VERSION_STR "(.+)"', header)
+    return OpenSSL(identity, found[1] if found else "", {"OPENSSL_ROOT_DIR": str(folder)})
 
 
 def version_in(wheel: Path) -> str | None:

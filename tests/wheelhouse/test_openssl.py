@@ -12,11 +12,18 @@ import pytest
 from wheelhouse import openssl
 
 #: Makes what a compilation of OpenSSL makes, from its own arguments.
-CONFIGURE = """
+CONFIGURE = r"""
 open(my $makefile, '>', 'Makefile');
-print $makefile "build_libs:\\n\\techo built >> built.txt\\n";
-print $makefile "install_dev:\\n\\tmkdir -p \\$(DESTDIR)/usr/local/include\\n";
-print $makefile "\\techo @ARGV > \\$(DESTDIR)/usr/local/include/options.txt\\n";
+print $makefile <<'END';
+build_libs:
+	echo '@define OPENSSL_FULL_VERSION_STR "3.5.99"' | tr @ '\#' > built.h
+install_dev:
+	mkdir -p $(DESTDIR)/usr/local/include/openssl
+	cp built.h $(DESTDIR)/usr/local/include/openssl/opensslv.h
+	cp options.txt $(DESTDIR)/usr/local/include/options.txt
+END
+open(my $options, '>', 'options.txt');
+print $options "@ARGV";
 """
 
 
@@ -40,6 +47,7 @@ def test_openssl_is_compiled_once_from_its_sources(archive: Path, tmp_path: Path
     second = openssl.from_source(archive, tmp_path / "kept", said.append)
 
     assert first == second
+    assert first.version == "3.5.99"
     assert said == ["compiled OpenSSL from openssl-3.5.99.tar.gz"]
     options = Path(first.variables["OPENSSL_ROOT_DIR"], "include/options.txt").read_text()
     assert "no-shared" in options.split()
