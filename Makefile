@@ -15,6 +15,7 @@ SET ?=
 DIST ?=
 PYTHONS ?=
 TORCHES ?=
+OPENSSL_SOURCE ?=
 STAGES ?=
 AGAIN ?=
 THOROUGH ?=
@@ -46,6 +47,8 @@ EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e .
 # What our distributions need to build: tools, and UCX's headers. They are installed with torch, so that a build
 # needs no other environment.
 BUILD_TOOLS := 'scikit-build-core>=1.1' 'pybind11>=2.13' 'cmake>=3.28,<4' ninja 'setuptools>=77' 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
+# The OpenSSL in the wheel of ZEROMQ: the system's, or that of a source archive.
+OPENSSL = $(if $(OPENSSL_SOURCE),--openssl '$(OPENSSL_SOURCE)')
 # What the demo needs, without tools for tests and documents.
 DEMO := packages/cli plugins/tensorpipe plugins/faulty_tensorpipe
 DEMO_NATIVE := packages/agents plugins/zeromq plugins/faults
@@ -155,10 +158,10 @@ format: setup  ## fix and format the sources with ruff and clang-format
 
 wheels: $(WHEEL_VENV)/.installed  ## all wheels, for every torch, in dist/ (11 min, later seconds; PYTHONS="3.11 3.12")
 	$(need_compiler)
-	PYTHONPATH=tests $(WHEEL_VENV)/bin/python -m wheelhouse --torches "$(TORCHES)" $(if $(PYTHONS),--pythons "$(PYTHONS)")
+	PYTHONPATH=tests $(WHEEL_VENV)/bin/python -m wheelhouse --torches "$(TORCHES)" $(if $(PYTHONS),--pythons "$(PYTHONS)") $(OPENSSL)
 
 release-check: setup  ## build all files of a release, and try them in a bare environment (SET=0.2.0 sets the version)
-	PYTHONPATH=tests $(BIN)/python -m release --torch '$(TORCH)' $(if $(SET),--set $(SET)) $(if $(DIST),--dist $(DIST))
+	PYTHONPATH=tests $(BIN)/python -m release --torch '$(TORCH)' --torches "$(TORCHES)" $(if $(SET),--set $(SET)) $(if $(DIST),--dist $(DIST)) $(OPENSSL)
 
 soak: setup  ## the soak test: calls for an hour, memory must not grow (BACKEND=ZEROMQ MINUTES=60)
 	$(BIN)/python benchmarks/soak --backend $(or $(BACKEND),ZEROMQ) --minutes $(or $(MINUTES),60)

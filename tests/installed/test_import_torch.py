@@ -46,6 +46,19 @@ def test_import_torch_imports_no_plugin_or_dependency(installed: Environment) ->
     assert result.json == []
 
 
+def test_import_torch_imports_five_modules_of_the_core(installed: Environment) -> None:
+    """More modules are more time in each program that imports torch."""
+    result = installed.run(
+        """
+        import json, sys, torch
+        core = "rpc_backends_core."
+        print(json.dumps(sorted(n.removeprefix(core) for n in sys.modules if n.startswith(core))))
+        """
+    )
+
+    assert result.json == ["_backend_type", "_exit", "_patches", "_process_state", "autoload"]
+
+
 def test_import_torch_does_not_scan_for_plugins(installed: Environment) -> None:
     """The only scan is that of torch, which finds the core's entry point."""
     result = installed.run(

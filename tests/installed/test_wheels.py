@@ -46,6 +46,13 @@ def test_a_wheel_ships_its_types_and_its_license(
     assert [name for name in names if name.endswith("LICENSE")], names
 
 
+def test_the_wheel_of_zeromq_ships_the_license_of_openssl(wheels: dict[str, Path]) -> None:
+    """It contains OpenSSL, and the license wants that."""
+    names = names_in(wheels["rpc-backend-zeromq"])
+
+    assert [name for name in names if name.endswith("licenses/LICENSE.openssl")], names
+
+
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_wheel_contains_only_its_import_packages(
     wheels: dict[str, Path], distribution: str

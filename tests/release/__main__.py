@@ -4,6 +4,8 @@
 
     make release-check                  # build and check: 15 minutes, less if nothing in C++ has changed
     make release-check DIST=dist        # check files that are built already
+    make release-check TORCHES="2.6 2.15"   # with the agents for these alone: not for a release
+    make release-check OPENSSL_SOURCE=openssl-3.5.9.tar.gz   # with this OpenSSL in place of the system's
     make release-check SET=0.2.0        # only write this version into every place
 
 The files are in build/release/dist afterwards.
@@ -45,11 +47,23 @@ class Check:
 
     :param torch: the requirement of the torch to install, for example ``torch==2.13.0``.
     :param built: a folder with files that are built already; None to build them.
+    :param torches: minor versions of torch to build the agents for; empty for all.
+    :param openssl: sources of the OpenSSL that ZEROMQ is linked to; None for the system's.
     """
 
-    def __init__(self, folder: Path, torch: str, built: Path | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        torch: str,
+        built: Path | None,
+        *,
+        torches: str = "",
+        openssl: Path | None = None,
+    ) -> None:
         self._torch = torch
+        self._torches = torches
         self._built = built
+        self._openssl = openssl
         self._sources = folder / "sources"
         self._dist = built or folder / "dist"
         self._venv = folder / "venv"
@@ -77,7 +91,7 @@ class Check:
 
     def _build(self) -> str:
         _refuse("git archive", [] if extract_commit(ROOT, self._sources) else ["it failed"])
-        self._build_files(self._sources, self._dist, ROOT / "build")
+        self._build_files(self._sources, self._dist, ROOT / "build", self._torches)
         tags = {file.stem.rpartition("-")[2] for file in self._dist.glob("*.whl")} - {"any"}
         count = len(distributions(self._sources))
         return f"built {count} distributions; the wheels with C++ are for {', '.join(sorted(tags))}"
@@ -96,7 +110,7 @@ class Check:
             f"a second build, with the agents for torch {newest} alone, has the same {count} files"
         )
 
-    def _build_files(self, sources: Path, out: Path, kept: Path, torches: str = "") -> None:
+    def _build_files(self, sources: Path, out: Path, kept: Path, torches: str) -> None:
         python = Version(".".join(map(str, sys.version_info[:2])))
         try:
             build(
@@ -105,6 +119,7 @@ class Check:
                 kept,
                 lambda line: print(f"   {line}", flush=True),
                 torches={python: named(pairs.torches_for(python), torches)},
+                openssl_source=self._openssl,
             )
         except (RuntimeError, FilesError, subprocess.CalledProcessError) as error:
             raise CheckFailedError(str(error)) from error
@@ -169,13 +184,18 @@ def main() -> int:
     parser.add_argument("--torch", default="torch==2.13.0", help="the torch to install")
     parser.add_argument("--dist", type=Path, help="a folder with files that are built already")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/release", help="for all files")
+    parser.add_argument("--torches", default="", help="minor versions of torch (default: all)")
+    parser.add_argument("--openssl", type=Path, help="sources of the OpenSSL to compile for ZEROMQ")
     given = parser.parse_args()
     if given.set:
         for file in versions.set_version(ROOT, given.set):
             print(file.relative_to(ROOT))
         return 0
     try:
-        for number, found in enumerate(Check(given.folder, given.torch, given.dist).run(), 1):
+        check = Check(
+            given.folder, given.torch, given.dist, torches=given.torches, openssl=given.openssl
+        )
+        for number, found in enumerate(check.run(), 1):
             print(f"{number}. {found}", flush=True)
     except CheckFailedError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 #: What a build adds to a wheel.
 _ADDED_TO_WHEEL = re.compile(
-    r"[^/]+\.dist-info/(METADATA|RECORD|WHEEL|entry_points\.txt|top_level\.txt|licenses/LICENSE|sboms/.+)"
+    r"[^/]+\.dist-info/(METADATA|RECORD|WHEEL|entry_points\.txt|top_level\.txt|licenses/LICENSE(?:\.\w+)?|sboms/.+)"
     r"|[^/]+/cpp/fingerprint\.txt"  # of the sources
     r"|[^/]+/(builds/torch-[\w.+-]+/)?_\w+\.cpython-\w+-[\w-]+\.so"  # extensions
     r"|[^/]+\.libs/.+"  # auditwheel

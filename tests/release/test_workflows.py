@@ -42,6 +42,17 @@ def test_a_release_has_wheels_for_every_supported_python() -> None:
     assert list(map(Version, checked)) == pairs.supported_pythons()
 
 
+def test_a_release_contains_the_openssl_whose_hash_is_pinned() -> None:
+    workflow = yaml.safe_load(WORKFLOWS["release"].read_text())
+    steps = [step.get("run", "") for step in workflow["jobs"]["build"]["steps"]]
+    fetch, build = (text for text in steps if "openssl.tar.gz" in text)
+    assert "openssl-$OPENSSL.tar.gz" in fetch
+    assert '"$OPENSSL_SHA256  openssl.tar.gz" | sha256sum -c' in fetch
+    assert build.endswith("OPENSSL_SOURCE=openssl.tar.gz")
+    assert Version(workflow["env"]["OPENSSL"]) >= Version("3.5")
+    assert re.fullmatch("[0-9a-f]{64}", workflow["env"]["OPENSSL_SHA256"])
+
+
 def test_workflows_run_targets_of_the_makefile() -> None:
     targets = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     text = "".join(path.read_text() for path in WORKFLOWS.values())

@@ -8,6 +8,7 @@ fetched, and kept in build/.
     make wheels                                   # for one Python: 11 minutes, later seconds
     make wheels PYTHONS="3.11 3.12 3.13"          # for each of these, if it is installed
     make wheels TORCHES="2.9 2.13"                # with builds for these alone
+    make wheels OPENSSL_SOURCE=openssl-3.5.9.tar.gz   # with this OpenSSL in place of the system's
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from packaging.version import Version
 
 from matrix import pairs
 from support.environments import distributions
-from wheelhouse import files
+from wheelhouse import files, openssl
 from wheelhouse.builds import Compiler
 from wheelhouse.torches import named
 
@@ -42,6 +43,7 @@ def main() -> int:
         "--kept", type=Path, default=pairs.ROOT / "build", help="for headers and compiled files"
     )
     parser.add_argument("--no-sdists", action="store_true", help="build wheels only")
+    parser.add_argument("--openssl", type=Path, help="sources of the OpenSSL to compile for ZEROMQ")
     given = parser.parse_args()
     started = time.monotonic()
 
@@ -59,6 +61,7 @@ def main() -> int:
                 for python in map(Version, given.pythons.split())
             },
             sdists=not given.no_sdists,
+            openssl_source=given.openssl,
         )
     except (ValueError, RuntimeError, files.FilesError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -74,6 +77,7 @@ def build(
     *,
     torches: Mapping[Version, Sequence[Version]],
     sdists: bool = True,
+    openssl_source: Path | None = None,
 ) -> None:
     """Build the files of all distributions.
 
@@ -82,8 +86,9 @@ def build(
     :param kept: the folder that keeps headers and compiled files.
     :param say: gets a line for each step.
     :param torches: the versions of torch to build for, by the version of Python.
+    :param openssl_source: sources of the OpenSSL that ZEROMQ is linked to; None for the system's.
     :raises ValueError: a Python is not installed.
-    :raises RuntimeError: a wheel of torch cannot be read.
+    :raises RuntimeError: a wheel of torch or the sources of OpenSSL cannot be read or compiled.
     :raises FilesError: a build failed.
     :raises subprocess.CalledProcessError: a compilation failed; `say` has got its output.
     """
@@ -95,6 +100,9 @@ def build(
     }
     say("the build tools are installed")
     compiled = Compiler(sources, kept, say).all(torches, interpreters)
+    linked = openssl.of_system()
+    if openssl_source is not None:
+        linked = openssl.from_source(openssl_source, kept, say)
     if sdists:
         for folder in folders:
             files.build_sdist(folder, kept, out)
@@ -103,7 +111,7 @@ def build(
         # The wheels without C++ are for any Python.
         chosen = folders if number == 0 else [one for one in folders if files.has_cpp(one)]
         for folder in chosen:
-            files.build_wheel(folder, python, compiled[python], kept, out)
+            files.build_wheel(folder, python, compiled[python], linked, kept, out)
         say(f"built {len(chosen)} wheels with Python {version}")
     files.make_index(out)
     files.sizes(out, say)

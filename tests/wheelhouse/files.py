@@ -21,6 +21,7 @@ from matrix import pairs
 from support.environments import clean_environ
 from wheelhouse import sbom
 from wheelhouse.builds import PLACE, compiler_version, without_paths
+from wheelhouse.openssl import OpenSSL, version_in
 
 #: What builds of our distributions need. Builds are not isolated, so that it is installed once for all.
 BUILD_TOOLS = (
@@ -94,7 +95,12 @@ def build_sdist(folder: Path, kept: Path, into: Path) -> None:
 
 
 def build_wheel(
-    folder: Path, python: Path, builds: Mapping[str, Path], kept: Path, into: Path
+    folder: Path,
+    python: Path,
+    builds: Mapping[str, Path],
+    openssl: OpenSSL,
+    kept: Path,
+    into: Path,
 ) -> None:
     """Build the wheel of a distribution for one Python, or copy it if nothing has changed since.
 
@@ -102,6 +108,7 @@ def build_wheel(
 
     :param python: an interpreter with :data:`BUILD_TOOLS`.
     :param builds: the files of the agents' builds for torch, by the names of their folders.
+    :param openssl: what ZEROMQ is linked to.
     """
     inputs = [folder]
     others = ["wheel"]
@@ -111,6 +118,9 @@ def build_wheel(
         others += [str(python), str(compiler_version())]
     if folder.match(_AGENTS):
         others += map(str, builds.values())  # their names have a hash of what they are made of
+
+    if folder.match(_ZEROMQ):
+        others.append(openssl.identity)
 
     def build(made: Path) -> None:
         with tempfile.TemporaryDirectory() as work:
@@ -122,6 +132,7 @@ def build_wheel(
             command: list[str | Path] = [python, "-m", "pip", "wheel", "-q", "--no-deps"]
             command.append("--no-build-isolation")
             environ = {
+                **openssl.variables,
                 "SKBUILD_CMAKE_DEFINE": f"RPC_BACKENDS_PREBUILT={prebuilt}",
                 "PATH": os.pathsep.join((str(python.parent), os.environ["PATH"])),
                 "CXXFLAGS": without_paths({folder: "", folder.parents[1]: ""}),
@@ -130,13 +141,24 @@ def build_wheel(
             for wheel in built.iterdir():
                 _tag(wheel, made)
             for wheel in made.iterdir():
-                sbom.add(wheel, _inside(folder, python, builds))
+                if folder.match(_ZEROMQ):
+                    _check_openssl(wheel, openssl)
+                sbom.add(wheel, _inside(wheel, folder, python, builds))
 
     _copy(_made_once(_hash(inputs, *others), kept, build), into)
 
 
-def _inside(folder: Path, python: Path, builds: Mapping[str, Path]) -> Iterator[sbom.Component]:
-    """Yield the software of others whose code is in a wheel: C++ that headers bring along.
+def _check_openssl(wheel: Path, openssl: OpenSSL) -> None:
+    """Raise an error if a wheel does not contain the OpenSSL that was compiled for it."""
+    version = version_in(wheel)
+    if openssl.version is not None and version != openssl.version:
+        raise FilesError(f"{wheel.name} contains OpenSSL {version}, not {openssl.version}")
+
+
+def _inside(
+    wheel: Path, folder: Path, python: Path, builds: Mapping[str, Path]
+) -> Iterator[sbom.Component]:
+    """Yield the software of others whose code is in a wheel: C++ that headers bring along, and OpenSSL.
 
     UCX is not: it is installed beside the wheel, with libucx-cu12.
     """
@@ -144,9 +166,7 @@ def _inside(folder: Path, python: Path, builds: Mapping[str, Path]) -> Iterator[
         code = "import importlib.metadata as m; print(m.version('pybind11'))"
         version = subprocess.check_output([python, "-c", code], text=True).strip()
         yield sbom.Component("pybind11", version, _LICENSE)
-    if folder.match(_ZEROMQ):
-        command = ["pkg-config", "--modversion", "openssl"]
-        version = subprocess.check_output(command, text=True).strip()
+    if folder.match(_ZEROMQ) and (version := version_in(wheel)):
         yield sbom.Component("openssl", version, "Apache-2.0", "generic")
     if folder.match(_AGENTS):
         for name in sorted(builds):

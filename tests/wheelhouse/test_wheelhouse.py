@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from wheelhouse import files
 from wheelhouse.builds import headers_as, without_paths
+from wheelhouse.openssl import OpenSSL
 from wheelhouse.torches import headers_of, named
 
 PYTHON = Version(".".join(map(str, sys.version_info[:2])))
@@ -136,6 +137,17 @@ def test_only_published_versions_can_be_chosen() -> None:
         ValueError, match=r"'2\.5' is no supported torch\. Supported are 2\.9, 2\.13\."
     ):
         named(versions, "2.5")
+
+
+def test_a_wheel_with_another_openssl_than_the_compiled_one_is_refused(tmp_path: Path) -> None:
+    """CMake found the system's, for example."""
+    wheel = tmp_path / "rpc_backend_zeromq-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("rpc_backend_zeromq/_native.so", b"\0OpenSSL 3.0.19 27 Jan 2026\0")
+
+    files._check_openssl(wheel, OpenSSL("system 3.0.19"))
+    with pytest.raises(files.FilesError, match=r"contains OpenSSL 3\.0\.19, not 3\.5\.9$"):
+        files._check_openssl(wheel, OpenSSL("0123", "3.5.9"))
 
 
 def test_pip_installs_from_the_index(tmp_path: Path) -> None:
