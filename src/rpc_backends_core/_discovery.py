@@ -18,11 +18,12 @@ HOOKS_GROUP = "rpc.backends.hooks"
 #: Subcommands and checks that packages add to ``rpc-backends``; only that command reads them.
 COMMANDS_GROUP = "rpc.backends.commands"
 CHECKS_GROUP = "rpc.backends.checks"
-
+#: The variables that packages read; see `_other_variables`.
+VARIABLES_GROUP = "rpc.backends.variables"
 
 #: Torch calls the entry points of this group when it is imported.
 _TORCHS_GROUP = "torch.backends"
-_GROUPS = (BACKENDS_GROUP, HOOKS_GROUP, COMMANDS_GROUP, CHECKS_GROUP)
+_GROUPS = (BACKENDS_GROUP, HOOKS_GROUP, COMMANDS_GROUP, CHECKS_GROUP, VARIABLES_GROUP)
 #: How similar a group must be to one of ours to count as misspelt; "xarray.backends" is not.
 _SIMILARITY = 0.85
 #: The value of an entry point: a module, an object, extras.
@@ -96,7 +97,7 @@ def select(entry_points: Iterable[Any], unreadable: Sequence[Unreadable] = ()) -
 
 def declared(group: str) -> list[Record]:
     """Return the entry points of one group in all installed packages, sorted."""
-    entry_points, _ = read_all()
+    entry_points, _ = read_all(group)
     return _records(point for point in entry_points if point.group == group)
 
 
