@@ -81,8 +81,15 @@ def other_variables(
     if declarations is None:
         declarations = _discovery.declared(_discovery.VARIABLES_GROUP)
     usable = {record.distribution for record in records if record.state not in _UNUSABLE}
-    readers = {one.name: one for one in declarations if one.distribution in usable}
-    packages = {**PACKAGES, **{word: one.distribution for word, one in readers.items()}}
+    readers = {
+        declaration.name: declaration
+        for declaration in declarations
+        if declaration.distribution in usable
+    }
+    packages = {
+        **PACKAGES,
+        **{word: declaration.distribution for word, declaration in readers.items()},
+    }
     owners = {record.name.upper().replace("-", "_"): record.name for record in records}
     installed = {*(record.distribution for record in records), PACKAGES["AGENTS"]}
     variables = []
