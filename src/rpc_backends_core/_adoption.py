@@ -57,8 +57,8 @@ class _Loading(threading.local):
     record: Record | None = None
 
 
-def _same_distribution(one: Record, other: Record) -> bool:
-    return (one.distribution, one.version) == (other.distribution, other.version)
+def _same_distribution(record: Record, other: Record) -> bool:
+    return (record.distribution, record.version) == (other.distribution, other.version)
 
 
 def _package(path: str) -> str:

@@ -155,7 +155,7 @@ def _checked_capabilities(declared: object) -> frozenset[str]:
     if isinstance(declared, str) or not isinstance(declared, Iterable):
         raise TypeError(f"Backend.capabilities is {declared!r}; it must be a set of strings.")
     names = frozenset(declared)
-    known = [one.value for one in Capability]
+    known = [capability.value for capability in Capability]
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"Backend.capabilities has {name!r}; it must be a set of strings.")

@@ -125,7 +125,7 @@ def _refuse_devices(name: str, left_out: Mapping[str, Any]) -> None:
 def _plain(value: Any) -> Any:
     """Return devices as strings, for the error message."""
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(one) for key, one in value.items()}
+        return {_plain(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(part) for part in value]
     return str(value) if isinstance(value, torch.device) else value

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from rpc_backends_core._record import Record
 
 
-def resolve_conflicts(found: Iterable[Record]) -> tuple[dict[str, Record], list[Record]]:
+def resolve_conflicts(records: Iterable[Record]) -> tuple[dict[str, Record], list[Record]]:
     """Split the discovered records into usable backends, by name, and unusable ones.
 
     Names that differ only in case are the same name: lookup by string ignores case.
     """
     claims: dict[str, list[Record]] = {}
     unusable: list[Record] = []
-    for record in found:
+    for record in records:
         if _is_member_name(record.name):
             claims.setdefault(record.name.casefold(), []).append(record)
         else:

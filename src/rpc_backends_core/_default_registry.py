@@ -25,5 +25,5 @@ def default_registry() -> Registry:
         for prepare in STATE.preparations:
             prepare(registry)
         STATE.registry = STATE.registry or registry  # another thread may have set it first
-    found: Registry = STATE.registry
-    return found
+    of_process: Registry = STATE.registry
+    return of_process

@@ -18,11 +18,12 @@ HOOKS_GROUP = "rpc.backends.hooks"
 #: Subcommands and checks that packages add to ``rpc-backends``; only that command reads them.
 COMMANDS_GROUP = "rpc.backends.commands"
 CHECKS_GROUP = "rpc.backends.checks"
-
+#: The variables that packages read; see `_other_variables`.
+VARIABLES_GROUP = "rpc.backends.variables"
 
 #: Torch calls the entry points of this group when it is imported.
 _TORCHS_GROUP = "torch.backends"
-_GROUPS = (BACKENDS_GROUP, HOOKS_GROUP, COMMANDS_GROUP, CHECKS_GROUP)
+_GROUPS = (BACKENDS_GROUP, HOOKS_GROUP, COMMANDS_GROUP, CHECKS_GROUP, VARIABLES_GROUP)
 #: How similar a group must be to one of ours to count as misspelt; "xarray.backends" is not.
 _SIMILARITY = 0.85
 #: The value of an entry point: a module, an object, extras.
@@ -68,7 +69,7 @@ def read_all(mentioned: str = "") -> tuple[list[Any], list[Unreadable]]:
     # The standard library's module, which torch has imported and used, and so has filled its caches.
     from importlib.metadata import distributions
 
-    found: list[Any] = []
+    entry_points: list[Any] = []
     unreadable = []
     seen = set()
     for distribution in distributions():
@@ -78,11 +79,11 @@ def read_all(mentioned: str = "") -> tuple[list[Any], list[Unreadable]]:
         seen.add(key)
         try:
             if mentioned in (distribution.read_text("entry_points.txt") or ""):
-                found += distribution.entry_points
+                entry_points += distribution.entry_points
         except Exception as error:  # must not hide the entry points of all other packages
             name, version = _name_and_version(distribution)
             unreadable.append(Unreadable(f"{name} {version or ''}".strip(), name, error))
-    return found, unreadable
+    return entry_points, unreadable
 
 
 def select(entry_points: Iterable[Any], unreadable: Sequence[Unreadable] = ()) -> Scan:
@@ -96,7 +97,7 @@ def select(entry_points: Iterable[Any], unreadable: Sequence[Unreadable] = ()) -
 
 def declared(group: str) -> list[Record]:
     """Return the entry points of one group in all installed packages, sorted."""
-    entry_points, _ = read_all()
+    entry_points, _ = read_all(group)
     return _records(point for point in entry_points if point.group == group)
 
 
@@ -128,12 +129,12 @@ def misspelt_groups(entry_points: Iterable[Any] | None = None) -> list[tuple[str
     by_group: dict[str, list[Any]] = {}
     for entry_point in entry_points:
         by_group.setdefault(entry_point.group, []).append(entry_point)
-    found = []
+    misspelt = []
     for group in sorted(by_group):
         meant = _meant(group)
         if meant is not None:
-            found += [(meant, record) for record in _records(by_group[group])]
-    return found
+            misspelt += [(meant, record) for record in _records(by_group[group])]
+    return misspelt
 
 
 def misspelt_group_text(meant: str, record: Record) -> str:
@@ -157,12 +158,14 @@ def _meant(group: str) -> str | None:
 
 
 def _records(entry_points: Iterable[Any]) -> list[Record]:
-    found: dict[tuple[str, str, str], Record] = {}
+    records: dict[tuple[str, str, str], Record] = {}
     for point in entry_points:
         distribution, version = _name_and_version(point.dist)
         record = Record(point.name, "plugin", distribution, version, point.value, entry_point=point)
-        found.setdefault((point.name, f"{distribution or ''} {version or ''}", point.value), record)
-    return [found[key] for key in sorted(found)]
+        records.setdefault(
+            (point.name, f"{distribution or ''} {version or ''}", point.value), record
+        )
+    return [records[key] for key in sorted(records)]
 
 
 def _name_and_version(dist: Any) -> tuple[str | None, str | None]:

@@ -37,17 +37,17 @@ class HookWarning(UserWarning):
 class Hooks:
     """The hook packages of one process.
 
-    :param found: the records of the packages.
+    :param packages: the records of the packages.
     :ivar records: the same records, updated after loading.
     :ivar error: set if a package that the user relies on could not be loaded; every call raises it.
     """
 
-    def __init__(self, found: Iterable[Record]) -> None:
+    def __init__(self, packages: Iterable[Record]) -> None:
         self._manager = pluggy.PluginManager(_hookspecs.PROJECT)
         self._manager.add_hookspecs(_hookspecs.Specs)
         self._manager.register(_hookspecs.Defaults(), name="defaults")
         self.error: HookError | None = None
-        self.records = [self._load(record) for record in found]
+        self.records = [self._load(record) for record in packages]
 
     @property
     def callers(self) -> Any:
@@ -105,8 +105,8 @@ def loaded(registry: Registry) -> Hooks:
             _loading.pending = None
         for record in pending:
             notify(registry, record)
-    found: Hooks = STATE.hooks
-    return found
+    of_process: Hooks = STATE.hooks
+    return of_process
 
 
 def loaded_hooks(registry: Registry) -> Any:

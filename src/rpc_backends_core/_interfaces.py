@@ -40,7 +40,7 @@ def interfaces() -> list[Interface]:
         return []
     import fcntl
 
-    found: list[Interface] = []
+    interfaces: list[Interface] = []
     names = [name for _, name in socket.if_nameindex()]
     up: set[str] = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -52,13 +52,15 @@ def interfaces() -> list[Interface]:
                     continue
                 up.add(name)
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
-                found.append(Interface(name, socket.inet_ntoa(answer[20:24])))
+                interfaces.append(Interface(name, socket.inet_ntoa(answer[20:24])))
     with contextlib.suppress(OSError):  # a machine without IPv6
         for line in _IPV6_TABLE.read_text().splitlines():
             digits, *_, name = line.split()
             if name in up:
-                found.append(Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
-    return found
+                interfaces.append(
+                    Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits))))
+                )
+    return interfaces
 
 
 def is_loopback(address: str) -> bool:

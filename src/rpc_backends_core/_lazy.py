@@ -20,8 +20,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module_name, colon, attribute = home.partition(":")
         module = import_module(f"rpc_backends_core.{module_name}")
-        found: object = module if colon and not attribute else getattr(module, attribute or name)
-        vars(sys.modules[package])[name] = found
-        return found
+        value: object = module if colon and not attribute else getattr(module, attribute or name)
+        vars(sys.modules[package])[name] = value
+        return value
 
     return find

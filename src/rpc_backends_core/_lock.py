@@ -63,23 +63,28 @@ def installed() -> list[Package]:
     """
     packages = []
     problems: list[str] = []
-    for found in _distributions(_discovery.scan()):
-        if found.archive:
-            problems.append(f"{found.origin} {_in_archive(found.archive)}")
+    for distribution in _distributions(_discovery.scan()):
+        if distribution.archive:
+            problems.append(f"{distribution.origin} {_in_archive(distribution.archive)}")
             continue
-        recorded = {} if found.editable else _recorded(found.dist)
+        recorded = {} if distribution.editable else _recorded(distribution.dist)
         hashes = {}
-        if not recorded and not found.editable:
-            problems.append(f"{found.origin} has no RECORD with its files; install it from a wheel")
+        if not recorded and not distribution.editable:
+            problems.append(
+                f"{distribution.origin} has no RECORD with its files; install it from a wheel"
+            )
         for path, expected in recorded.items():
-            actual = _hash(Path(found.dist.locate_file(path)))
+            actual = _hash(Path(distribution.dist.locate_file(path)))
             if actual is None or actual != (expected or actual):
                 what = "is missing" if actual is None else "was changed after the installation"
-                problems.append(f"{found.origin}: {path} {what}; install the package again")
+                problems.append(f"{distribution.origin}: {path} {what}; install the package again")
             else:
                 hashes[path] = actual
-        package = found.package(hashes)
-        problems += [f"{found.origin}: {intruder}" for intruder in _intruders(found.dist, hashes)]
+        package = distribution.package(hashes)
+        problems += [
+            f"{distribution.origin}: {intruder}"
+            for intruder in _intruders(distribution.dist, hashes)
+        ]
         packages.append(package)
     if problems:
         raise LockError(f"the installed packages cannot be locked: {_listed(problems)}")
@@ -88,7 +93,7 @@ def installed() -> list[Package]:
 
 def write(path: Path, packages: Iterable[Package]) -> None:
     """Write a lock file."""
-    document = {"version": VERSION, "packages": [asdict(one) for one in packages]}
+    document = {"version": VERSION, "packages": [asdict(package) for package in packages]}
     path.write_text(json.dumps(document, indent=2) + "\n")
 
 
@@ -156,10 +161,10 @@ def check(file: str, scan: Scan) -> None:
     :raises LockError: they differ; the message says how.
     :raises SettingError: the file cannot be read.
     """
-    found = differences(read(Path(file)), scan)
-    if found:
+    changes = differences(read(Path(file)), scan)
+    if changes:
         raise LockError(
-            f"the installed packages differ from the lock {file}, so none is loaded: {_listed(found)}. "
+            f"the installed packages differ from the lock {file}, so none is loaded: {_listed(changes)}. "
             "Undo the change; or, to accept it, write the lock again: rpc-backends lock "
             f"{file}. Without {LOCK} nothing is checked."
         )
@@ -173,13 +178,13 @@ def differences(packages: Iterable[Package], scan: Scan | None = None) -> list[s
     locked = {_normal(one.distribution): one for one in packages}
     texts = []
     there = set()
-    for found in _distributions(scan if scan is not None else _discovery.scan()):
-        there.add(found.key)
-        package = locked.get(found.key)
+    for distribution in _distributions(scan if scan is not None else _discovery.scan()):
+        there.add(distribution.key)
+        package = locked.get(distribution.key)
         if package is None:
-            texts.append(f"{found.origin} is not in the lock ({found.provides})")
+            texts.append(f"{distribution.origin} is not in the lock ({distribution.provides})")
         else:
-            texts += [f"{found.origin}: {text}" for text in _changes(package, found)]
+            texts += [f"{distribution.origin}: {text}" for text in _changes(package, distribution)]
     texts += [
         f"{one.distribution} {one.version} is in the lock, but is not installed"
         for key, one in locked.items()
@@ -219,7 +224,7 @@ class _Found:
     @property
     def provides(self) -> str:
         names = (("backend", self.backends), ("hooks", self.hooks))
-        return "; ".join(f"{what} {', '.join(found)}" for what, found in names if found)
+        return "; ".join(f"{what} {', '.join(items)}" for what, items in names if items)
 
     def package(self, files: dict[str, str]) -> Package:
         return Package(
@@ -229,24 +234,26 @@ class _Found:
 
 def _distributions(scan: Scan) -> list[_Found]:
     """Return the distributions of a scan, sorted by name; a name may be there twice."""
-    found: dict[tuple[str, str], _Found] = {}
+    distributions: dict[tuple[str, str], _Found] = {}
     for kind, records in (("backends", scan.backends), ("hooks", scan.hooks)):
         for record in records:
             name, version = record.distribution or "an unknown package", record.version or ""
             dist = record.entry_point.dist
-            one = found.setdefault((name, version), _Found(dist, name, version, [], []))
-            getattr(one, kind).append(record.name)
-    return [found[key] for key in sorted(found)]
+            distribution = distributions.setdefault(
+                (name, version), _Found(dist, name, version, [], [])
+            )
+            getattr(distribution, kind).append(record.name)
+    return [distributions[key] for key in sorted(distributions)]
 
 
-def _changes(locked: Package, found: _Found) -> Iterator[str]:
-    if found.version != locked.version:
+def _changes(locked: Package, distribution: _Found) -> Iterator[str]:
+    if distribution.version != locked.version:
         yield f"the lock has version {locked.version}"
         return
-    if found.archive:
-        yield f"it {_in_archive(found.archive)}"
+    if distribution.archive:
+        yield f"it {_in_archive(distribution.archive)}"
         return
-    editable = found.editable
+    editable = distribution.editable
     if editable != locked.editable:
         if editable is None:
             yield f"the lock has an editable install of {locked.editable}"
@@ -256,13 +263,13 @@ def _changes(locked: Package, found: _Found) -> Iterator[str]:
                 "wheel"
             )
         return
-    if (found.backends, found.hooks) != (locked.backends, locked.hooks):
-        yield f"it declares {found.provides}, and not what the lock has"
+    if (distribution.backends, distribution.hooks) != (locked.backends, locked.hooks):
+        yield f"it declares {distribution.provides}, and not what the lock has"
     for path, expected in locked.files.items():
-        actual = _hash(Path(found.dist.locate_file(path)))
+        actual = _hash(Path(distribution.dist.locate_file(path)))
         if actual != expected:
             yield f"{path} {'is missing' if actual is None else 'was changed'}"
-    yield from _intruders(found.dist, locked.files)
+    yield from _intruders(distribution.dist, locked.files)
 
 
 def _recorded(dist: Any) -> dict[str, str | None]:
@@ -362,8 +369,8 @@ def _shadows(dist: Any, modules: Iterable[PurePosixPath]) -> Iterator[str]:
 
 
 def _is_one(origin: str, files: Iterable[Path]) -> bool:
-    found = Path(origin)
-    return found.exists() and any(file.exists() and file.samefile(found) for file in files)
+    place = Path(origin)
+    return place.exists() and any(file.exists() and file.samefile(place) for file in files)
 
 
 def _spec(name: str, path: Any) -> Any:

@@ -67,7 +67,10 @@ class Registry:
             known = {**self._torch, **self._process}
             # A plugin's name stays among the plugins even if loading it makes torch register a
             # backend of the same name.
-            for name in (*(one for one in known if one not in plugins), *sorted(plugins)):
+            for name in (
+                *(known_name for known_name in known if known_name not in plugins),
+                *sorted(plugins),
+            ):
                 self._order.setdefault(name)
             return [name for name in self._order if name in known or self._usable(plugins, name)]
 
@@ -329,14 +332,14 @@ class Registry:
         from rpc_backends_core._settings import LOCK, Choice, value
 
         choice = Choice()
-        found = (self._scan or _discovery.scan)()
+        scanned = (self._scan or _discovery.scan)()
         if (lock := value(LOCK)) is not None:
             from rpc_backends_core import _lock
 
-            _lock.check(lock, found)
-        plugins, unusable = resolve_conflicts(found.backends)
+            _lock.check(lock, scanned)
+        plugins, unusable = resolve_conflicts(scanned.backends)
         with self._lock:
-            self._unreadable = found.unreadable
+            self._unreadable = scanned.unreadable
         with self._lock:
             choice.check((*plugins, *self._torch))
         for name, record in plugins.items():
@@ -345,7 +348,7 @@ class Registry:
                 plugins[name] = replace(record, state="denied", error=denied(record, denial))
             elif record.error is None:
                 plugins[name] = unavailable(record)
-        return plugins, unusable, found.hooks
+        return plugins, unusable, scanned.hooks
 
     @staticmethod
     def _usable(plugins: dict[str, Record], name: str) -> bool:
@@ -377,7 +380,7 @@ class Registry:
             f"no RPC backend {name!r}.{hint} Installed and registered: {', '.join(names) or 'none'}. "
             f"{comes}If you have just installed its package, call rpc_backends_core.refresh() or start "
             "a new process. `rpc-backends doctor` shows what was found."
-            + "".join(f" Note that {one}" for one in self._unreadable)
+            + "".join(f" Note that {unreadable}" for unreadable in self._unreadable)
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from rpc_backends_core import _handlers, _hooks, _settings
+from rpc_backends_core import _handlers, _hooks
 from rpc_backends_core._backend_type import coerce_member
 from rpc_backends_core._builtin_backends import options_type_of
 from rpc_backends_core._default_registry import default_registry
@@ -187,11 +187,11 @@ def _warn_of_variables(registry: Registry, starts: str | None) -> None:
     :param starts: the backend that starts, if that is known; this project's backends look at their own
         variables.
     """
+    from rpc_backends_core import _other_variables
+
     records = [*registry.records(), *registry.hook_packages()]
-    names = {record.name for record in records}
-    distributions = {record.distribution for record in records}
-    for variable in _settings.other_variables(names, distributions):
-        is_of_started = starts is not None and _settings.is_of(starts, variable)
+    for variable in _other_variables.other_variables(records):
+        is_of_started = starts is not None and variable.is_of(starts)
         if variable.problem is not None and not is_of_started:
             logger.warning("the environment variable %s %s", variable.name, variable.problem)
 

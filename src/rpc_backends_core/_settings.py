@@ -31,45 +31,9 @@ VARIABLES = {
     UNPICKLING_ERRORS: "raise or return the error of a result that cannot be unpickled (default: raise)",
 }
 
-_PREFIX = "RPC_BACKENDS_"
-_NEARLY_OURS = re.compile(r"RPC_?BACKENDS?_?(.*)", re.IGNORECASE)
-#: It has neither a backend nor a hook, so the core does not know whether it is installed.
-_AGENTS = "rpc-backends-agents"
-#: The variables of this project's other packages, without the prefix. They are listed here so that a
-#: misspelt one is found although its package is not loaded.
-OF_PACKAGES = {
-    _AGENTS: ("AGENTS_ANY_TORCH",),
-    "rpc-backends-inspect": ("RECORDER", "DUMP", "DUMP_AT_END", "DUMP_SHUTDOWN_AFTER"),
-    "rpc-backends-faults": ("FAULTS", "FAULTS_LOG", "FAULTS_REPLAY", "FAULTS_SEED"),
-    "rpc-backends-opentelemetry": ("OTEL",),
-    "rpc-backend-ucx": (
-        "UCX_NET_DEVICES",
-        "UCX_POLL_TIME",
-        "UCX_SECRET",
-        "UCX_SECRET_FILE",
-        "UCX_TRANSPORTS",
-        "UCX_TRUSTED_NETWORK",
-    ),
-    "rpc-backend-zeromq": (
-        "ZEROMQ_ADDRESS",
-        "ZEROMQ_ENCRYPTION",
-        "ZEROMQ_INTERFACE",
-        "ZEROMQ_PORTS",
-        "ZEROMQ_SECRET",
-        "ZEROMQ_SECRET_FILE",
-        "ZEROMQ_TRUSTED_NETWORK",
-        "ZEROMQ_UNIX_SOCKETS",
-    ),
-}
-#: The words with which these names begin, and the packages.
-_READERS = {
-    name.partition("_")[0]: package for package, names in OF_PACKAGES.items() for name in names
-}
-#: Values that ask for nothing, so that nothing is missing if no package reads them.
-_OFF = ("", "off")
-#: How similar to a known name (0 to 1) an unknown one must be to count as misspelt.
-_CLOSE = 0.75
-
+PREFIX = "RPC_BACKENDS_"
+#: Names with that prefix, or nearly that; the group is the rest.
+NEARLY_OURS = re.compile(r"RPC_?BACKENDS?_?(.*)", re.IGNORECASE)
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -146,7 +110,7 @@ class Settings:
     :ivar default: the backend of programs that do not name one; None if unset.
     :ivar override: the backend of all programs, whichever they name; None if unset.
     :ivar join_timeout: seconds that a worker waits until its group is complete.
-    :ivar has_others: whether there are variables for :func:`other_variables` to look at.
+    :ivar has_others: whether there are variables for :mod:`_other_variables` to look at.
     """
 
     default: str | None
@@ -161,32 +125,8 @@ class Settings:
         :raises SettingError: a variable has an invalid value.
         """
         returns_unpickling_errors(environ)  # read again for each such result; checked here
-        others = any(_NEARLY_OURS.fullmatch(name) for name in environ if name not in VARIABLES)
+        others = any(NEARLY_OURS.fullmatch(name) for name in environ if name not in VARIABLES)
         return cls(value(DEFAULT, environ), value(OVERRIDE, environ), join_timeout(environ), others)
-
-
-@dataclass(frozen=True)
-class OtherVariable:
-    """A variable that begins like those of this project, and that the core does not read.
-
-    :ivar owner: the backend, hook package or distribution that reads it; None if unknown.
-    :ivar missing: the distribution that would read it, and is not installed; None otherwise.
-    :ivar nearest: the known name that it is similar to; None if it is a known name, or resembles none.
-    """
-
-    name: str
-    owner: str | None
-    missing: str | None
-    nearest: str | None
-
-    @property
-    def problem(self) -> str | None:
-        """What is probably wrong, to follow the name; None if nothing is."""
-        if self.missing is not None:
-            return f"has no effect: {self.missing}, which reads it, is not installed"
-        if self.nearest is not None:
-            return f"is not read by any package of this project. Did you mean {self.nearest}?"
-        return None
 
 
 class Choice:
@@ -228,64 +168,6 @@ class Choice:
         if self._allow is not None and fold not in self._allow:
             return f"{ALLOW} does not name it"
         return None
-
-
-def other_variables(
-    names: Iterable[str],
-    distributions: Iterable[str | None],
-    environ: Mapping[str, str] = os.environ,
-) -> list[OtherVariable]:
-    """Return the variables with the prefix of this project, or nearly that, that the core does not read.
-
-    :param names: the names of the installed backends and hook packages.
-    :param distributions: the packages that provide them.
-    """
-    owners = {name.upper().replace("-", "_"): name for name in names}
-    installed = set(distributions)
-    endings = {name.removeprefix(_PREFIX): name for name in VARIABLES}
-    endings |= {word: _PREFIX + word for word in _READERS}
-    endings |= {ending: _PREFIX + ending for known in OF_PACKAGES.values() for ending in known}
-    variables = []
-    for name in sorted(environ):
-        match = _NEARLY_OURS.fullmatch(name)
-        if name in VARIABLES or match is None:
-            continue
-        is_exact, ending = name.startswith(_PREFIX), match[1]
-        owner = _owner(ending, owners) if is_exact else None
-        reader = _owner(ending, _READERS) if is_exact else None
-        if reader is not None and (owner is None or reader in installed):
-            is_read = reader in {*installed, _AGENTS} or environ[name].lower() in _OFF
-            owner, missing = owner or reader, None if is_read else reader
-            similar = None if missing else _nearest_of(reader, ending)
-            variables.append(OtherVariable(name, owner, missing, similar))
-            continue
-        close = difflib.get_close_matches(ending.upper(), endings, n=1, cutoff=_CLOSE)
-        similar = endings[close[0]] if close and owner is None else None
-        variables.append(OtherVariable(name, owner, None, similar))
-    return variables
-
-
-def is_of(backend: str, variable: OtherVariable) -> bool:
-    """Return whether an installed backend reads the variables that begin like this one."""
-    starts = variable.name.startswith(f"{_PREFIX}{backend.upper()}_")
-    return starts and variable.owner is not None and variable.missing is None
-
-
-def _nearest_of(package: str, ending: str) -> str | None:
-    """Return the variable of a package that is most similar to ``ending``; None if it has ``ending``.
-
-    The first word, which all of them share, does not count.
-    """
-    word, _, rest = ending.partition("_")
-    if ending in OF_PACKAGES[package]:
-        return None
-    rests = [known.partition("_")[2] for known in OF_PACKAGES[package] if known.startswith(word)]
-    close = nearest(rest, filter(None, rests))
-    return None if close is None else f"{_PREFIX}{word}_{close}"
-
-
-def _owner(ending: str, owners: Mapping[str, str]) -> str | None:
-    return next((owners[word] for word in owners if f"{ending}_".startswith(f"{word}_")), None)
 
 
 def _names(variable: str, environ: Mapping[str, str]) -> dict[str, str] | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.rpc.constants import DEFAULT_NUM_WORKER_THREADS
-
 from rpc_backends_core._backend import Backend, Capability
 from rpc_backends_core._errors import BackendLoadError, RpcBackendsError
 from rpc_backends_core._tensorpipe_options import TensorPipeRpcBackendOptions
@@ -86,24 +84,8 @@ def _listed(names: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, names)))
 
 
-def _construct(
-    rpc_timeout: float,
-    init_method: str,
-    num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
-    device_maps: dict[str, dict[Any, Any]] | None = None,
-    devices: list[Any] | None = None,
-    _transports: list[str] | None = None,
-    _channels: list[str] | None = None,
-) -> TensorPipeRpcBackendOptions:
-    return TensorPipeRpcBackendOptions(
-        num_worker_threads=num_worker_threads,
-        rpc_timeout=rpc_timeout,
-        init_method=init_method,
-        device_maps=device_maps,
-        devices=devices,
-        _transports=_transports,
-        _channels=_channels,
-    )
+def _construct(rpc_timeout: float, init_method: str, **options: Any) -> TensorPipeRpcBackendOptions:
+    return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method, **options)
 
 
 def _init(*args: Any, **kwargs: Any) -> Any:

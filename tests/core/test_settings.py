@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from core.kit import Children, Site, calls
 from rpc_backends_core import _settings as settings
 from rpc_backends_core._errors import BackendDeniedError, SettingError
+from rpc_backends_core._other_variables import other_variables
+from rpc_backends_core._record import Record, State
 from rpc_backends_core._registry import Registry
 
 # --- single values ---------------------------------------------------------------------------------
@@ -78,11 +85,31 @@ def test_an_empty_list_is_no_list() -> None:
     assert choice.denial("ANY") is None
 
 
+ZEROMQS = {"RPC_BACKENDS_ZEROMQ_PORTS": "where to listen", "RPC_BACKENDS_ZEROMQ_SECRET": "shared"}
+DUMPS = {"RPC_BACKENDS_DUMP": "where", "RPC_BACKENDS_DUMP_AT_END": "when"}
+
+
+def record(name: str, distribution: str, value: str = "", state: State = "found") -> Record:
+    """Return what discovery finds of an installed package."""
+    point = EntryPoint(name, value, "a group")
+    return Record(name, "plugin", distribution, "1.0", value, state=state, entry_point=point)
+
+
+#: ZEROMQ and the hook package `policy` are installed, and so is the package with the recorder.
+INSTALLED = [
+    record("ZEROMQ", "rpc-backend-zeromq"),
+    record("policy", "rpc-policy"),
+    record("recorder", "rpc-backends-inspect"),
+]
+DECLARATIONS = [
+    record("ZEROMQ", "rpc-backend-zeromq", f"{__name__}:ZEROMQS"),
+    record("DUMP", "rpc-backends-inspect", f"{__name__}:DUMPS.copy"),
+]
+
+
 def problem_of(variable: str, text: str = "x") -> str | None:
-    """Return what is said of a variable if the hook package `policy` and ZEROMQ are installed."""
-    [other] = settings.other_variables(
-        ["ZEROMQ", "policy"], ["rpc-backend-zeromq", "rpc-policy"], {variable: text, "PATH": ""}
-    )
+    """Return what is said of a variable."""
+    [other] = other_variables(INSTALLED, {variable: text, "PATH": ""}, DECLARATIONS)
     assert other.name == variable
     return other.problem
 
@@ -103,6 +130,7 @@ def problem_of(variable: str, text: str = "x") -> str | None:
         ("RPC_BACKENDS_ZEROMQ_SECERT", "RPC_BACKENDS_ZEROMQ_SECRET"),
         ("RPC_BACKENDS_ZEROMQ_PORT", "RPC_BACKENDS_ZEROMQ_PORTS"),
         ("RPC_BACKENDS_ZEROMG_PORTS", "RPC_BACKENDS_ZEROMQ_PORTS"),
+        ("RPC_BACKENDS_DUMP_AT_ENDS", "RPC_BACKENDS_DUMP_AT_END"),
     ],
 )
 def test_a_misspelt_variable_gets_the_nearest_name(variable: str, nearest: str) -> None:
@@ -133,14 +161,45 @@ def test_a_variable_of_a_missing_package_has_no_effect() -> None:
 
 @pytest.mark.parametrize("text", ["", "off", "OFF"])
 def test_a_missing_package_is_not_missed_by_a_variable_that_asks_for_nothing(text: str) -> None:
-    assert problem_of("RPC_BACKENDS_RECORDER", text) is None
+    assert problem_of("RPC_BACKENDS_FAULTS", text) is None
 
 
-def test_a_misspelt_variable_of_an_unused_package_gets_the_nearest_name() -> None:
-    [other] = settings.other_variables(
-        [], ["rpc-backends-inspect"], {"RPC_BACKENDS_DUMP_AT_ENDS": "on"}
-    )
-    assert other.nearest == "RPC_BACKENDS_DUMP_AT_END"
+def test_a_package_that_may_not_be_used_is_not_imported_for_its_variables() -> None:
+    denied = [record("ZEROMQ", "rpc-backend-zeromq", state="denied")]
+    for installed in (denied, []):
+        declarations = [record("ZEROMQ", "rpc-backend-zeromq", "must_not_be_imported:VARIABLES")]
+        with no_import("must_not_be_imported"):
+            other_variables(installed, {"RPC_BACKENDS_ZEROMQ_PROTS": "x"}, declarations)
+
+
+def test_packages_are_only_imported_for_variables_like_theirs() -> None:
+    declarations = [record("ZEROMQ", "rpc-backend-zeromq", "must_not_be_imported:VARIABLES")]
+    variables = {"RPC_BACKENDS_FAULT": "x", "RPC_BACKENDS_OVERIDE": "x", "RPC_BACKENDS_X": "x"}
+    with no_import("must_not_be_imported"):
+        assert len(other_variables(INSTALLED, variables, declarations)) == len(variables)
+
+
+def test_declared_variables_that_cannot_be_imported_are_not_judged() -> None:
+    declarations = [record("ZEROMQ", "rpc-backend-zeromq", "not_there:VARIABLES")]
+    [other] = other_variables(INSTALLED, {"RPC_BACKENDS_ZEROMQ_PROTS": "x"}, declarations)
+    assert (other.owner, other.problem) == ("ZEROMQ", None)
+
+
+@contextmanager
+def no_import(module: str) -> Iterator[None]:
+    """Fail if a module is asked for."""
+
+    class Guard:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            asked.append(name)
+
+    asked: list[str] = []
+    sys.meta_path.insert(0, guard := Guard())
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(guard)
+    assert module not in asked
 
 
 def test_init_rpc_warns_of_a_misspelt_variable(site: Site, children: Children) -> None:

@@ -19,7 +19,8 @@ import pytest
 from rpc_backend_ucx import UCXRpcBackendOptions
 from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 from rpc_backends_bench.results import Results
-from rpc_backends_core.spi import COMMITMENTS, Capability
+from rpc_backends_core import _other_variables as other_variables
+from rpc_backends_core.spi import COMMITMENTS, Capability, inspection
 from rpc_backends_core.spi.inspection import BUILTIN_CAPABILITIES, default_registry, settings
 from rpc_backends_faults import settings as faults_variables
 from rpc_backends_faults.rules import (
@@ -77,12 +78,17 @@ def test_the_table_lists_every_variable() -> None:
     assert sorted(shown) == sorted(variables_in_the_code())
 
 
-def test_the_core_knows_every_variable() -> None:
+def test_packages_declare_every_variable() -> None:
     """The core warns of misspelt variables of packages that it has not loaded."""
-    of_packages = {
-        f"RPC_BACKENDS_{name}" for names in settings.OF_PACKAGES.values() for name in names
+    declarations = inspection.declared("rpc.backends.variables")
+    assert {one.name: one.distribution for one in declarations} == {
+        word: package for word, package in other_variables.PACKAGES.items() if word != "AGENTS"
     }
-    assert of_packages | {*settings.VARIABLES} == variables_in_the_code()
+    declared = {*settings.VARIABLES, "RPC_BACKENDS_AGENTS_ANY_TORCH"}
+    for declaration in declarations:
+        variables = declaration.entry_point.load()
+        declared |= {*(variables() if callable(variables) else variables)}
+    assert declared == variables_in_the_code()
 
 
 VARIABLE = re.compile(r"`(RPC_BACKENDS_\w+)`").fullmatch

@@ -30,7 +30,8 @@ from rpc_backends_agents.engine import canonical, secret
 from rpc_backends_agents.engine import sealed as seals
 from rpc_backends_agents.engine.errors import PublicationError
 from rpc_backends_agents.engine.host import Host
-from rpc_backends_agents.roster import Peer, Roster
+from rpc_backends_agents.member_records import Peer
+from rpc_backends_agents.roster import Roster
 from rpc_backends_core._device_maps import WorkerDevices
 from rpc_backends_core._group import composition, contents
 from rpc_backends_core._group.answers import read_answer

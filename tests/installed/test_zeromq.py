@@ -122,6 +122,7 @@ def test_tensorpipe_options_are_carried_over_with_one_warning(
     assert "ZEROMQ" in warnings[0]
 
 
+@pytest.mark.thorough  # test_wheels.py runs the same commands
 def test_the_quickstart_prints_the_output_in_the_readme(
     installed: Environment, wheels: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -63,6 +63,11 @@ def run_module(module: str, *arguments: str, env: Mapping[str, str], cwd: Path) 
     return _forks().run(code, [module, *arguments], env=env, cwd=cwd)
 
 
+def run_code(code: str, *arguments: str, env: Mapping[str, str], cwd: Path) -> Ended:
+    """Do what ``python -c`` does, in a process that is forked from one that has imported torch."""
+    return _forks().run(f"{INSTALL_PLUGINS}\n{code}", ["-c", *arguments], env=env, cwd=cwd)
+
+
 class Command:
     """The command, with variables of its own and ``packages`` on its path."""
 

@@ -35,7 +35,7 @@ def report(sockets_package: Path, tmp_path: Path, *arguments: str) -> dict[str, 
 def test_a_python_transport_passes_the_most_demanding_chapters(
     sockets_package: Path, tmp_path: Path
 ) -> None:
-    chapters = ("transport", "calls", "life")
+    chapters = ("transport", "life")  # the same agent runs the others in the suites of the engines
     chosen = [word for chapter in chapters for word in ("--chapter", chapter)]
     found = report(sockets_package, tmp_path, *chosen)
     assert {result["chapter"] for result in found["results"]} == set(chapters)

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_agents.roster import Peer, Roster
+from rpc_backends_agents.member_records import Peer
+from rpc_backends_agents.roster import Roster
 from support.interleavings import (
     ALIVE,
     Exploration,

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from rpc_backends_agents.roster import Peer, Roster
+from rpc_backends_agents.member_records import Peer
+from rpc_backends_agents.roster import Roster
 from rpc_backends_core.spi import StoreError, processes
 
 

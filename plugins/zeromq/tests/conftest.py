@@ -19,6 +19,7 @@ import pytest
 from rpc_backends_agents.engine import secret
 from rpc_backends_agents.engine.secret import Secret
 from support.children import started
+from support.command import run_code
 
 _FOREIGN = ("RPC_BACKENDS_", "MASTER_", "TORCHELASTIC_", "XDG_RUNTIME_DIR")
 
@@ -53,6 +54,14 @@ def secret_file(tmp_path: Path, text: str) -> Path:
 # --- hosts ---------------------------------------------------------------------------------------
 
 
+#: Moves a process that has one thread into a network namespace; 0x40000000 is CLONE_NEWNET.
+_ENTER = """
+import ctypes
+with open("{place}") as namespace:
+    assert ctypes.CDLL(None).setns(namespace.fileno(), 0x40000000) == 0
+"""
+
+
 @dataclass(frozen=True)
 class NetworkHost:
     """A network namespace that stands for a host.
@@ -71,7 +80,10 @@ class NetworkHost:
 
     def run(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Any:
         """Run Python on the host, and parse the JSON in its last line of output."""
-        return self.start(code, *arguments, env=env).result()
+        entered = _ENTER.format(place=f"/run/netns/{self.name}") + dedent(code)
+        ended = run_code(entered, *arguments, env={**os.environ, **(env or {})}, cwd=Path.cwd())
+        assert ended.status == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
 
     def start(self, code: str, *arguments: str, env: Mapping[str, str] | None = None) -> Running:
         """Start Python on the host, without waiting for it."""

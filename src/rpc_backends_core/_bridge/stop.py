@@ -110,7 +110,7 @@ def _error() -> BaseException | None:
 
 def _agents() -> list[Any]:
     """Return the agents of the running session: the backend's, and those hooks wrapped around it."""
-    found = list(STATE.session.agents) if STATE.session is not None else []
+    agents = list(STATE.session.agents) if STATE.session is not None else []
     if torch_internals.has_current_agent():
-        found.append(torch_internals.current_agent())
-    return found
+        agents.append(torch_internals.current_agent())
+    return agents

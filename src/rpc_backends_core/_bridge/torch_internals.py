@@ -361,12 +361,12 @@ def has_unconfirmed_rrefs() -> bool:
 
 def debug_info() -> dict[str, str]:
     """Return torch's counts of RRefs and of distributed autograd; without RRefs if RPC is not running."""
-    found = {f"autograd.{name}": value for name, value in dist_autograd._get_debug_info().items()}
+    info = {f"autograd.{name}": value for name, value in dist_autograd._get_debug_info().items()}
     with suppress(RuntimeError):  # no agent, or it has just stopped
-        found |= {
+        info |= {
             f"rrefs.{name}": value for name, value in rpc._rref_context_get_debug_info().items()
         }
-    return found
+    return info
 
 
 def set_rpc_timeout(seconds: float) -> None:

@@ -10,27 +10,27 @@ from rpc_backends_core._group.contents import MAX_ID, is_id
 _ARRIVAL = {"name": str, "rank": int, "backend": str, "nonce": str}
 
 
-def arrival_of(rank: int, found: Any) -> dict[str, Any]:
+def arrival_of(rank: int, value: Any) -> dict[str, Any]:
     """Return the arrival record of the worker of ``rank``.
 
     :raises ValueError: it is not a valid arrival record.
     """
     for name, wanted in _ARRIVAL.items():
-        if type(found[name]) is not wanted:
-            raise ValueError(f"its {name!r} is of type {type(found[name]).__name__}")
-    if found["rank"] != rank:
-        raise ValueError(f"its rank is {found['rank']}")
-    if found["fixed_id"] is not None and not is_id(found["fixed_id"]):
+        if type(value[name]) is not wanted:
+            raise ValueError(f"its {name!r} is of type {type(value[name]).__name__}")
+    if value["rank"] != rank:
+        raise ValueError(f"its rank is {value['rank']}")
+    if value["fixed_id"] is not None and not is_id(value["fixed_id"]):
         raise ValueError(f"its 'fixed_id' is not a number from 0 to {MAX_ID}")
-    return dict(found)
+    return dict(value)
 
 
-def members_of(world_size: int, found: Any) -> tuple[list[str], list[tuple[str, int, int, int]]]:
+def members_of(world_size: int, value: Any) -> tuple[list[str], list[tuple[str, int, int, int]]]:
     """Return the nonces and members from a result of :func:`compose`.
 
     :raises ValueError: it is not a valid result for ``world_size`` workers.
     """
-    nonces, members = found["nonces"], [tuple(member) for member in found["members"]]
+    nonces, members = value["nonces"], [tuple(member) for member in value["members"]]
     if [len(nonces), len(members)] != [world_size] * 2:
         raise ValueError(f"it has {len(members)} workers")
     for expected, (name, rank, *ids) in enumerate(members):
@@ -81,12 +81,12 @@ def worker_ids(fixed: list[int | None]) -> list[int]:
 
 def autograd_ids(fixed: list[int | None], ids_of_workers: list[int]) -> list[int]:
     """Give each rank an autograd container id: its fixed id, its worker id, or a free id."""
-    taken = {one for one in fixed if one is not None}
+    taken = {fixed_id for fixed_id in fixed if fixed_id is not None}
     ids: list[int] = []
     spare = MAX_ID
-    for one, worker_id in zip(fixed, ids_of_workers, strict=True):
-        if one is not None:
-            ids.append(one)
+    for fixed_id, worker_id in zip(fixed, ids_of_workers, strict=True):
+        if fixed_id is not None:
+            ids.append(fixed_id)
         elif worker_id not in taken:
             ids.append(worker_id)
         else:

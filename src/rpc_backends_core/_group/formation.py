@@ -144,10 +144,10 @@ class _Arrival:
                     continue
                 joined = generation
                 value = self._wait_for_answer(generation, world_size, limit)
-            found = self._read_group(generation, world_size, limit, value)
-            if found is None:
+            group = self._read_group(generation, world_size, limit, value)
+            if group is None:
                 continue
-            members, token = found
+            members, token = group
             mine = members[self._rank].autograd_id
             if sum(member.autograd_id == mine for member in members) > 1:
                 _warn_of_shared_id(self._name, mine)

@@ -24,6 +24,7 @@ _HOMES = {
     "Hooks": "_hooks",
     "use_hooks": "_hooks:use",
     "lock": "_lock:",
+    "other_variables": "_other_variables",
     "is_installed": "_patches",
     "check_default_options": "_resolve",
     "settings": "_settings:",

@@ -20,6 +20,7 @@ from rpc_backends_core._discovery import unreadable as unreadable
 from rpc_backends_core._hooks import Hooks as Hooks
 from rpc_backends_core._hooks import HookWarning as HookWarning
 from rpc_backends_core._hooks import use as use_hooks
+from rpc_backends_core._other_variables import other_variables as other_variables
 from rpc_backends_core._patches import is_installed as is_installed
 from rpc_backends_core._resolve import check_default_options as check_default_options
 from rpc_backends_core.autoload import failure as autoload_failure
@@ -42,6 +43,7 @@ __all__ = [
     "misspelt_group_text",
     "misspelt_groups",
     "options_type_of",
+    "other_variables",
     "record",
     "records",
     "refresh",

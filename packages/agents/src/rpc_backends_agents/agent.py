@@ -84,11 +84,11 @@ class _Agent(_C.TransportAgent):
 
     def get_debug_info(self) -> dict[str, str]:
         """Return the metrics, and the transport's values that are not numbers."""
-        found: dict[str, str] = super().get_debug_info()
+        info: dict[str, str] = super().get_debug_info()
         if isinstance(self.transport, Native):
             more = self.transport.metrics()
-            found.update({f"transport.{name}": value for name, value in more.items()})
-        return found
+            info.update({f"transport.{name}": value for name, value in more.items()})
+        return info
 
     def shutdown(self) -> None:
         """Stop the agent; a second call does nothing."""
@@ -130,7 +130,7 @@ class StaticGroupAgent(_Agent):
             mine = [traffic.sent, traffic.answered, traffic.received, served]
             left = max(end - time.monotonic(), _SHORTEST_EXCHANGE)
             now = self.group.exchange(mine, timeout=round(left, 1))
-            if not all(_is_traffic(one) for one in now):
+            if not all(_is_traffic(metrics) for metrics in now):
                 raise stored.unsuitable("exchange/...", f"{stored.shown(now)}, not call counts")
             over = all(
                 sent == answered and received == served for sent, answered, received, served in now
@@ -140,8 +140,8 @@ class StaticGroupAgent(_Agent):
             before = now
 
 
-def _is_traffic(found: Any) -> bool:
-    return isinstance(found, list) and [type(number) for number in found] == [int] * 4
+def _is_traffic(value: Any) -> bool:
+    return isinstance(value, list) and [type(number) for number in value] == [int] * 4
 
 
 class RankedStaticAgent(RankMappingMixin, StaticGroupAgent):

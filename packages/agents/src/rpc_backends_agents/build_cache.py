@@ -82,12 +82,12 @@ def make_folder(torch: Torch, environ: Mapping[str, str] = os.environ) -> Path:
 def _why_foreign(path: Path, top: Path) -> str | None:
     """Return why others could have written a file below `top`; None if they could not."""
     for place in (path, *path.parents):
-        found = place.lstat()
+        status = place.lstat()
         if place.is_relative_to(top):
-            if found.st_uid not in (os.geteuid(), 0):
-                return f"another user (id {found.st_uid}) owns {place}"
-            if found.st_mode & _OTHERS_WRITE:
+            if status.st_uid not in (os.geteuid(), 0):
+                return f"another user (id {status.st_uid}) owns {place}"
+            if status.st_mode & _OTHERS_WRITE:
                 return f"other users can write to {place}"
-        elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             return f"every user can write to {place}"
     return None

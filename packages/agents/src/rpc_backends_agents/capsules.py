@@ -8,23 +8,23 @@ import re
 _NAME = re.compile(r"(.+)\.(\d+)(?:\.old-strings)?")
 
 
-def mismatch(giver: object, method: str, what: str, found: object, wanted: str) -> str:
+def mismatch(giver: object, method: str, what: str, given: object, wanted: str) -> str:
     """Return an error message that says which package to upgrade.
 
     :param giver: the Python object that gives the capsule.
     :param method: its method that does so.
     :param what: ``transport`` or ``interceptor``.
-    :param found: the name of the capsule, or the object that is no capsule.
+    :param given: the name of the capsule, or the object that is no capsule.
     :param wanted: the name that this agent needs.
     """
     kind = type(giver)
     head = f"the {what} {kind.__module__}.{kind.__qualname__}"
-    theirs = _NAME.fullmatch(found) if isinstance(found, str) else None
+    theirs = _NAME.fullmatch(given) if isinstance(given, str) else None
     ours = _NAME.fullmatch(wanted)
     assert ours is not None, wanted
     if theirs is None or theirs[1] != ours[1]:
         return (
-            f"{head} cannot be used: its {method}() returned {found!r}; it must return a capsule named "
+            f"{head} cannot be used: its {method}() returned {given!r}; it must return a capsule named "
             f"{wanted!r}. Fix the package that provides it."
         )
     built = (
@@ -44,5 +44,5 @@ def _distribution(module: str) -> str:
     """Return the name in pip of the package that has a module."""
     from importlib.metadata import packages_distributions
 
-    found = packages_distributions().get(module.partition(".")[0])
-    return found[0] if found else "PACKAGE"
+    distributions = packages_distributions().get(module.partition(".")[0])
+    return distributions[0] if distributions else "PACKAGE"

@@ -35,7 +35,7 @@ _MOST_TRIES = 1000
 
 
 class Claimant(Protocol):
-    """A worker that joins, or has joined; a :class:`~.roster.Peer` is one."""
+    """A worker that joins, or has joined; a :class:`~.member_records.Peer` is one."""
 
     @property
     def number(self) -> int:

@@ -58,8 +58,8 @@ class AgentDevices:
         :raises ValueError: a device or a map is wrong.
         """
         with self._changing:
-            known = [self._workers[one] for one in worker_ids if one in self._workers]
-        others = [one for one in known if one.name != self._mine.name]
+            known = [self._workers[worker] for worker in worker_ids if worker in self._workers]
+        others = [worker for worker in known if worker.name != self._mine.name]
         device_maps.check([self._mine, *others], complete=False)
 
     def _fits(self, worker: device_maps.WorkerDevices) -> bool:

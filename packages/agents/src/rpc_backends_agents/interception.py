@@ -123,8 +123,8 @@ class InterceptingAgent(_C.InterceptingAgent):
     def __getattr__(self, name: str) -> Any:
         if name in {"inner", "closing", "interceptors", "observers"}:  # not set yet
             raise AttributeError(name)
-        found = getattr(self.inner, name)
-        return self._leaving(found) if name == "leave_group" else found
+        attribute = getattr(self.inner, name)
+        return self._leaving(attribute) if name == "leave_group" else attribute
 
     @property
     def in_front(self) -> tuple[str, ...]:
@@ -160,23 +160,23 @@ class InterceptingAgent(_C.InterceptingAgent):
 
     def get_worker_info(self, *who: str | int) -> WorkerInfo:
         """Return a worker by name or rank, or this one."""
-        found: WorkerInfo = self.inner.get_worker_info(*who)
-        return found
+        info: WorkerInfo = self.inner.get_worker_info(*who)
+        return info
 
     def get_worker_infos(self) -> list[WorkerInfo]:
         """Return all workers of the group."""
-        found: list[WorkerInfo] = self.inner.get_worker_infos()
-        return found
+        infos: list[WorkerInfo] = self.inner.get_worker_infos()
+        return infos
 
     def get_metrics(self) -> dict[str, str]:
         """Return the metrics of the inner agent and of the interceptors."""
-        found: dict[str, str] = self.inner.get_metrics()
-        return found | _C.InterceptingAgent.get_metrics(self)
+        metrics: dict[str, str] = self.inner.get_metrics()
+        return metrics | _C.InterceptingAgent.get_metrics(self)
 
     def get_debug_info(self) -> dict[str, str]:
         """Return the debug information of the inner agent and the metrics of the interceptors."""
-        found: dict[str, str] = self.inner.get_debug_info()
-        return found | _C.InterceptingAgent.get_metrics(self)
+        info: dict[str, str] = self.inner.get_debug_info()
+        return info | _C.InterceptingAgent.get_metrics(self)
 
     def _settled(self, timeout: float) -> float:
         """Wait until interceptors hold no messages; return the seconds left of ``timeout``."""

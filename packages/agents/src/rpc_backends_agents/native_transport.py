@@ -66,8 +66,8 @@ class InPython(Transport):
 
     def metrics(self) -> dict[str, str]:
         """Return the metrics, with those of the Python code around the transport."""
-        found = dict(self._native.metrics())
-        return found if self._around is None else {**found, **self._around.metrics()}
+        values = dict(self._native.metrics())
+        return values if self._around is None else {**values, **self._around.metrics()}
 
     def _receive(self, inbox: Any) -> None:
         last = 0

@@ -9,7 +9,7 @@ worker is out is final.
 A record names the process of its worker. A worker of the same host sees when that process ends, and then
 writes that the member is out. That a process has ended is final too, so it needs no vote.
 
-Any process that reaches the store can write to it. So every record is limited in size and checked;
+Any process that reaches the store can write to it. So every record is checked (:mod:`.member_records`);
 a record that is not valid is logged and skipped. If the list cannot be read at all, existing members
 are unaffected.
 """
@@ -22,12 +22,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from torch.distributed.rpc import WorkerInfo
-
+from rpc_backends_agents import member_records
 from rpc_backends_agents.claims import Claims
+from rpc_backends_agents.member_records import MAX_ID, Peer
 from rpc_backends_core.spi import (
     STORE_TIMEOUT,
     GroupError,
@@ -42,23 +42,12 @@ logger = logging.getLogger("rpc_backends.agents")
 
 T = TypeVar("T")
 
-#: In torch, a worker id is a signed 16-bit integer.
-_MAX_ID = 32767
-#: The fields of each kind of record.
-_FIELDS: dict[str, dict[str, type]] = {
-    "peer": {"name": str, "rank": int, "id": int, "address": str},
-    "in": {"number": int},
-    "out": {"number": int},
-    "lost": {"number": int},
-}
 #: The most records of a group in its lifetime: each worker joins and leaves once, and no id is reused.
-_MOST_RECORDS = 8 * (_MAX_ID + 1)
+_MOST_RECORDS = 8 * (MAX_ID + 1)
 #: How many times the loss of one worker is reported: its connections may be lost for a while only.
 _MOST_REPORTS = 4
 #: How many workers record the end of one process: the first may die before it has written the record.
 _MOST_WRITERS = 2
-#: Bytes of the longest record that is parsed, many times more than any worker writes.
-_LARGEST_RECORD = 1 << 16
 #: Records that are read in one request.
 _CHUNK = 256
 #: The most records that are counted, not written yet, and so read again later. Older ones are given up.
@@ -67,25 +56,6 @@ _MOST_MISSING = 512
 _READING_SHARE = 0.4
 #: The most log lines about invalid records in one read.
 _MOST_LINES = 8
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A worker that is a member, or wants to become one.
-
-    :ivar number: the number of the worker's first record, which is unique in the group.
-    :ivar address: the address for the transport; it is not kept after the transport has learned it.
-    :ivar devices: what the worker declares of its accelerators; not kept either. None for nothing.
-    :ivar process: its process as `this_process` returns it there; empty if it is not on this host.
-    """
-
-    number: int
-    name: str
-    rank: int
-    worker_id: int
-    address: str
-    devices: Any = None
-    process: tuple[Any, ...] = ()
 
 
 def _has_ended(peer: Peer) -> bool:
@@ -160,12 +130,12 @@ class Roster:
         """
         if self._claim_new(f"id/{wanted}"):
             return wanted
-        for _ in range(_MAX_ID + 1):
+        for _ in range(MAX_ID + 1):
             taken = self._add("spare_ids", 1)
-            if not 1 <= taken <= _MAX_ID + 1:
-                why = f"the number {taken}, more than the {_MAX_ID + 1} ids of a group"
+            if not 1 <= taken <= MAX_ID + 1:
+                why = f"the number {taken}, more than the {MAX_ID + 1} ids of a group"
                 raise stored.unsuitable("spare_ids", why)
-            spare = _MAX_ID + 1 - taken
+            spare = MAX_ID + 1 - taken
             if self._claim_new(f"id/{spare}"):
                 return spare
         raise stored.unsuitable("spare_ids", "a number that other processes change")
@@ -351,12 +321,12 @@ class Roster:
             if self._applying or self._last_look > before:
                 return
             self._looks += 1
-            found, self._missing, self._read = self._access.ask(
+            records, self._missing, self._read = self._access.ask(
                 lambda store: self._fetch(store, seconds * _READING_SHARE), seconds
             )
             self._early = {
                 about: self._early[about]
-                for about in self._early.keys() & (self._missing | found.keys())
+                for about in self._early.keys() & (self._missing | records.keys())
             }
             self._last_look = self._looks
             if self.trouble:
@@ -364,7 +334,7 @@ class Roster:
                 logger.warning("RPC worker %r can read the member list again.", self.name)
             self._applying = True
             try:
-                self._apply_all(found)
+                self._apply_all(records)
             finally:
                 self._applying = False
         finally:
@@ -376,7 +346,7 @@ class Roster:
         # add() would be unsafe: a TCP store closes the connection if the value is no number. get() does
         # not have to wait, because this worker has written a record.
         there = stored.number("records", get_all(store, ["records"])[0], _MOST_RECORDS)
-        found: dict[int, bytes] = {}
+        records: dict[int, bytes] = {}
         missing, read = set(self._missing), self._read
         numbers = itertools.chain(sorted(missing), range(read + 1, there + 1))
         while chunk := list(itertools.islice(numbers, _CHUNK)):
@@ -385,22 +355,22 @@ class Roster:
                 # A worker has taken a number, but has not written the record yet, or died before that.
                 keys = {number: key for number, key in keys.items() if store.check([key])}
             if keys:
-                found.update(zip(keys, get_all(store, list(keys.values())), strict=True))
+                records.update(zip(keys, get_all(store, list(keys.values())), strict=True))
             missing.update(chunk)
             missing.difference_update(keys)
             read = max(read, chunk[-1])
             if time.monotonic() > end:
                 break
-        return found, set(sorted(missing)[-_MOST_MISSING:]), read
+        return records, set(sorted(missing)[-_MOST_MISSING:]), read
 
-    def _apply_all(self, found: dict[int, bytes]) -> None:
+    def _apply_all(self, records: dict[int, bytes]) -> None:
         wrong: list[tuple[int, Exception]] = []
-        for number, text in sorted(found.items()):
+        for number, text in sorted(records.items()):
             if text != self._mine.get(number, text):
                 self._changed = number
                 continue
             try:
-                self._apply(number, _parse(text))
+                self._apply(number, member_records.parse(text))
             except Exception as error:
                 # An invalid record must not stop the records after it.
                 wrong.append((number, error))
@@ -424,15 +394,7 @@ class Roster:
 
     def _apply(self, number: int, record: dict[str, Any]) -> None:
         if record["kind"] == "peer":
-            peer = Peer(
-                number,
-                record["name"],
-                record["rank"],
-                record["id"],
-                record["address"],
-                record.get("devices"),
-                tuple(record["process"]) if processes.is_local(record.get("process")) else (),
-            )
+            peer = member_records.peer_of(number, record)
             early = self._early.pop(number, set())
             self._enter(peer)
             for kind in sorted(early):  # "in" before "out"
@@ -525,32 +487,3 @@ class _NotLetInError(Exception):
     def __init__(self, name: str, reason: Exception) -> None:
         super().__init__(str(reason))
         self.name = name
-
-
-def _parse(text: bytes) -> dict[str, Any]:
-    """Parse and check a record of the list; processes outside the group may have written it.
-
-    :raises ValueError: the record is not valid.
-    """
-    if len(text) > _LARGEST_RECORD:
-        raise ValueError(f"it has {len(text)} bytes; at most {_LARGEST_RECORD} are read")
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not valid JSON ({type(error).__name__})") from error
-    kind = record.get("kind") if isinstance(record, dict) else None
-    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
-    if fields is None:
-        raise ValueError("its kind is unknown")
-    for name, wanted in fields.items():
-        value = record.get(name)
-        if type(value) is not wanted:
-            raise ValueError(f"its {name!r} is of type {type(value).__name__}")
-        if name in ("rank", "id") and not stored.is_id(value):
-            raise ValueError(f"its {name!r} is not from 0 to {_MAX_ID}")
-    if kind == "peer":
-        try:
-            WorkerInfo(record["name"], record["id"])
-        except (RuntimeError, ValueError) as error:
-            raise ValueError("torch does not allow its 'name'") from error
-    return dict(record)

@@ -20,8 +20,9 @@ from rpc_backends_agents.agent import (
     class_for,
 )
 from rpc_backends_agents.devices import AgentDevices, published, worker_devices
+from rpc_backends_agents.member_records import Peer
 from rpc_backends_agents.presence import is_alive
-from rpc_backends_agents.roster import Peer, Roster
+from rpc_backends_agents.roster import Roster
 from rpc_backends_agents.transport import Transport
 from rpc_backends_core.spi import JOIN_TIMEOUT, Group, device_maps, torch_internals, worker_info
 
@@ -59,7 +60,7 @@ class Settings:
 
         A backend may leave out ``device_maps`` and ``devices``: then it sends CPU tensors only.
         """
-        names = {one.name for one in fields(cls)}
+        names = {field.name for field in fields(cls)}
         optional = {name for name in ("device_maps", "devices") if not hasattr(options, name)}
         return cls(**{name: getattr(options, name) for name in names - optional})
 

@@ -13,11 +13,11 @@ def check_core() -> None:
     """
     from rpc_backends_core import spi
 
-    found = spi.SPI_VERSION
-    if found[0] == SPI_VERSION[0] and found >= SPI_VERSION:
+    core_version = spi.SPI_VERSION
+    if core_version[0] == SPI_VERSION[0] and core_version >= SPI_VERSION:
         return
-    wanted, here = (".".join(map(str, version)) for version in (SPI_VERSION, found))
-    too_new = found > SPI_VERSION
+    wanted, here = (".".join(map(str, version)) for version in (SPI_VERSION, core_version))
+    too_new = core_version > SPI_VERSION
     package = "rpc-backends-agents" if too_new else "rpc-backends-core"
     raise spi.SpiVersionError(
         f"rpc-backends-agents was written for version {wanted} of rpc_backends_core.spi, but the "

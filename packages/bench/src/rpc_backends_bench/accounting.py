@@ -39,12 +39,12 @@ def descendants(pid: int) -> list[int]:
                 # The name in parentheses may contain any character, so split behind it.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, look = [], [pid]
+    pids, look = [], [pid]
     while look:
         new = children.get(look.pop(), [])
-        found += new
+        pids += new
         look += new
-    return found
+    return pids
 
 
 def own_memory() -> None:

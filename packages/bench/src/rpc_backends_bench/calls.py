@@ -113,8 +113,10 @@ class _Round:
     def latency(self, row: str) -> None:
         """Measure the round trips of one row."""
 
-        def measure(one: Participant) -> None:
-            self._add(row, one.latency(row, self.plan.calls, self.plan.seconds), samples=True)
+        def measure(participant: Participant) -> None:
+            self._add(
+                row, participant.latency(row, self.plan.calls, self.plan.seconds), samples=True
+            )
 
         self.listener.describe(f"round trip: {row.removeprefix('latency.')}")
         self._run_blocks(self._with_row(row), row, measure, self.plan.seconds / 2)
@@ -123,9 +125,9 @@ class _Round:
         """Measure throughput with ``window`` calls in flight."""
         row = "throughput.inflight"
 
-        def measure(one: Participant) -> None:
-            value = one.throughput(window, self.plan.seconds)
-            self.results.add(row, one.label, value, self.at, x=window)
+        def measure(participant: Participant) -> None:
+            value = participant.throughput(window, self.plan.seconds)
+            self.results.add(row, participant.label, value, self.at, x=window)
 
         self.listener.describe(f"throughput with {window} in flight")
         self._run_blocks(self._with_row(row), f"{row} {window}", measure, self.plan.seconds)
@@ -162,8 +164,8 @@ class _Round:
         kind = row.partition(".")[2]
         calls = max(2, min(self.plan.calls // 2, _MAX_BLOCK_BYTES // length))
 
-        def measure(one: Participant) -> None:
-            self._add(row, one.size(kind, length, calls, self.plan.seconds / 2), x=length)
+        def measure(participant: Participant) -> None:
+            self._add(row, participant.size(kind, length, calls, self.plan.seconds / 2), x=length)
 
         self.listener.describe(f"{kind} of {length} bytes")
         self._run_blocks(
@@ -182,9 +184,9 @@ class _Round:
         measure: Callable[[_Participant], None],
         seconds: float,
     ) -> None:
-        for one in shuffled(participants, self.rng):
-            with self.processes.block(one.label, what):
-                measure(one)
+        for participant in shuffled(participants, self.rng):
+            with self.processes.block(participant.label, what):
+                measure(participant)
             self.listener.advance(seconds)
 
     def _with_row(self, row: str) -> list[Participant]:

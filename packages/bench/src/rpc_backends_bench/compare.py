@@ -58,14 +58,14 @@ class Comparison:
 
     def beyond_noise(self) -> list[Change]:
         """Return the changes beyond the noise, the largest first."""
-        found = [change for change in self.changes if change.verdict != "no change"]
-        return sorted(found, key=lambda one: -max(one.factor, 1 / one.factor))
+        changes = [change for change in self.changes if change.verdict != "no change"]
+        return sorted(changes, key=lambda one: -max(one.factor, 1 / one.factor))
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
         return {
             "compared": len(self.changes),
-            "changes": [asdict(one) for one in self.beyond_noise()],
+            "changes": [asdict(change) for change in self.beyond_noise()],
             "notes": self.notes,
         }
 

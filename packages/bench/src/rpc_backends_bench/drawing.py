@@ -101,13 +101,13 @@ def along(
 
 def legend(figure: Figure, panels: list[Axes]) -> None:
     """Add one legend for all panels, and place it below them."""
-    found: dict[str, Any] = {}
+    by_label: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    if found:
-        handles, labels = list(found.values()), list(found)
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(found)))
+            by_label.setdefault(label, handle)
+    if by_label:
+        handles, labels = list(by_label.values()), list(by_label)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(by_label)))
 
 
 def plain_numbers(axes: Axes, which: str) -> None:

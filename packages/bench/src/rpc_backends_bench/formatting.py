@@ -13,7 +13,7 @@ _BYTES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 def seconds(value: float) -> str:
     """Return a time with three digits and its unit."""
-    size, unit = next((one for one in _TIMES if abs(value) >= one[0]), _TIMES[-1])
+    size, unit = next((step for step in _TIMES if abs(value) >= step[0]), _TIMES[-1])
     return (
         f"{value / size:.3g} {unit}" if abs(value) < 1000 * size else f"{value / size:.0f} {unit}"
     )
@@ -21,14 +21,14 @@ def seconds(value: float) -> str:
 
 def amount(value: float) -> str:
     """Return a number of bytes with three digits and its unit."""
-    size, unit = next((one for one in _BYTES if abs(value) >= one[0]), _BYTES[-1])
+    size, unit = next((step for step in _BYTES if abs(value) >= step[0]), _BYTES[-1])
     shown = f"{value / size:.3g}" if abs(value) < 1000 * size else f"{value / size:.0f}"
     return f"{shown} {unit}"
 
 
 def rate(value: float) -> str:
     """Return bytes per second with three digits and their unit."""
-    size, unit = next((one for one in _RATES if value >= one[0]), _RATES[-1])
+    size, unit = next((step for step in _RATES if value >= step[0]), _RATES[-1])
     return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
 
 
@@ -59,7 +59,7 @@ def ratio(value: Ratio | None, *, interval: bool = True, digits: int = 2) -> str
     """Return a ratio as text, with its interval or without; empty for None."""
     if value is None:
         return ""
-    low, middle, high = (f"{one:.{digits}f}" for one in value[:3])
+    low, middle, high = (f"{bound:.{digits}f}" for bound in value[:3])
     return f"{middle} ({low} - {high})" if interval else middle
 
 

@@ -41,19 +41,19 @@ def _static(plan: Plan, subject: Subject, size: int, turn: int, results: Results
         with processes.guarded(subject.label, f"a static group of {size}"):
             group.open()
             group.run(worker_tasks.prepare)
-            found = {"group.start": group.start()}
+            values = {"group.start": group.start()}
             neighbours = [([(rank + 1) % size],) for rank in range(size)]
             group.run_each(worker_tasks.connect_all, neighbours)
             used = group.run(worker_tasks.resource_usage)
             for what in ("memory", "threads", "files"):
-                found[f"group.{what}"] = statistics.fmean(one[what] for one in used)
+                values[f"group.{what}"] = statistics.fmean(one[what] for one in used)
             if size <= plan.mesh and plan.has("group.mesh"):
                 all_ranks = list(range(size))
-                found["group.mesh"] = duration(
+                values["group.mesh"] = duration(
                     group.run(worker_tasks.connect_all, all_ranks, common_start(size))
                 )
-            found["group.shutdown"] = group.stop()
-            for row, value in found.items():
+            values["group.shutdown"] = group.stop()
+            for row, value in values.items():
                 if plan.has(row):
                     results.add(row, subject.label, value, (turn, 0), x=size)
         return subject.label in processes

@@ -77,14 +77,14 @@ def _line(results: Results, row: Row, x: int | None) -> dict[str, Any]:
             cell["ratio"] = formatting.ratio(ratio)
             cell["tone"] = _TONES[formatting.verdict(row, ratio)]
         cells.append(cell)
-    found = []
+    points = []
     for baseline in row.baselines:
         series = results.of(row.id, x, f"{BASELINE}{baseline}")
         if series is not None:
             name = "bare socket" if baseline == "socket" else "memory copy"
             name += ", 64 B" if x is None else ""
-            found.append(f"{name}: {formatting.figure(row, spread(series.values).middle)}")
-    return {"name": formatting.row_label(row, x), "id": row.id, "cells": cells, "baselines": found}
+            points.append(f"{name}: {formatting.figure(row, spread(series.values).middle)}")
+    return {"name": formatting.row_label(row, x), "id": row.id, "cells": cells, "baselines": points}
 
 
 def _detail(row: Row, percentiles: dict[str, float]) -> str:

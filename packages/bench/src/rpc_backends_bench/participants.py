@@ -161,10 +161,10 @@ class Participant:
         deadline, failed = time.monotonic() + timeout, None
         waiting = list(running)
         while waiting:
-            over = [one for one in waiting if one.is_over(0.02 / len(waiting))]
-            waiting = [one for one in waiting if one not in over]
-            for one in over:
-                outcome = one.outcome()
+            over = [worker for worker in waiting if worker.is_over(0.02 / len(waiting))]
+            waiting = [worker for worker in waiting if worker not in over]
+            for worker in over:
+                outcome = worker.outcome()
                 if isinstance(outcome, Failure) and failed is None:
                     failed = outcome
                     deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_S)
@@ -174,7 +174,7 @@ class Participant:
                 break
         if failed is not None:
             raise ParticipantError(f"{failed.kinds[0]}: {failed.text}", failed.trace)
-        outcomes = [one.outcome() for one in running]
+        outcomes = [worker.outcome() for worker in running]
         return [outcome.value for outcome in outcomes if isinstance(outcome, Done)]
 
     def _signal(self, number: int) -> None:

@@ -186,12 +186,12 @@ def choose(patterns: Iterable[str]) -> tuple[str, ...]:
     """
     chosen: set[str] = set()
     for pattern in patterns:
-        found = {
-            one
-            for one in ALL
-            if one == pattern or one.startswith(f"{pattern}.") or fnmatchcase(one, pattern)
+        ids = {
+            row
+            for row in ALL
+            if row == pattern or row.startswith(f"{pattern}.") or fnmatchcase(row, pattern)
         }
-        if not found:
+        if not ids:
             raise ValueError(f"there is no row {pattern!r}. The rows are: {', '.join(ALL)}.")
-        chosen |= found
-    return tuple(one for one in ALL if one in chosen) if chosen else ALL
+        chosen |= ids
+    return tuple(row for row in ALL if row in chosen) if chosen else ALL

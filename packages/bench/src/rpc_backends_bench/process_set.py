@@ -47,8 +47,8 @@ class ProcessSet(dict[str, _Participant]):
 
     def __exit__(self, *_: object) -> None:
         """End all processes."""
-        for one in self.values():
-            one.close()
+        for participant in self.values():
+            participant.close()
 
     @contextmanager
     def guarded(self, label: str, what: str) -> Iterator[None]:
@@ -64,17 +64,17 @@ class ProcessSet(dict[str, _Participant]):
             if failed is not None:
                 failed.close()
 
-    def add(self, one: _Participant, start: Callable[[], object]) -> bool:
+    def add(self, participant: _Participant, start: Callable[[], object]) -> bool:
         """Start a participant's processes, call ``start``, and suspend them.
 
         :returns: whether that succeeded.
         """
-        self[one.label] = one
-        with self.guarded(one.label, "start"):
-            one.open()
+        self[participant.label] = participant
+        with self.guarded(participant.label, "start"):
+            participant.open()
             start()
-            one.suspend()
-        return one.label in self
+            participant.suspend()
+        return participant.label in self
 
     @contextmanager
     def block(self, label: str, what: str) -> Iterator[None]:

@@ -140,7 +140,7 @@ class Results:
 
     def x_values(self, row: str) -> list[int | None]:
         """Return the values of x at which a row was measured, sorted; empty if it was not measured."""
-        return sorted({x for one, x, _ in self.series if one == row}, key=lambda x: x or 0)
+        return sorted({x for of_row, x, _ in self.series if of_row == row}, key=lambda x: x or 0)
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows that have values."""
@@ -191,10 +191,10 @@ class Results:
         :raises FormatError: ``data`` is something else.
         """
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else None
+            version = data.get("format") if isinstance(data, dict) else None
             raise FormatError(
                 "the file holds no results of this version of `rpc-backends bench` "
-                f"(format {found}, expected {FORMAT})"
+                f"(format {version}, expected {FORMAT})"
             )
         try:
             series = {

@@ -60,16 +60,22 @@ def quantile(ordered: Sequence[float], percent: float) -> float:
 
 def percentiles(ordered: Sequence[float]) -> dict[str, float]:
     """Return those of :data:`PERCENTILES` that have enough of the sorted values beyond them."""
-    reported = (one for one in PERCENTILES if len(ordered) * (1 - one / 100) >= _MIN_SAMPLES_BEYOND)
-    return {f"{one:g}": quantile(ordered, one) for one in reported}
+    reported = (
+        percentile
+        for percentile in PERCENTILES
+        if len(ordered) * (1 - percentile / 100) >= _MIN_SAMPLES_BEYOND
+    )
+    return {f"{percentile:g}": quantile(ordered, percentile) for percentile in reported}
 
 
 def curve(ordered: Sequence[float]) -> list[tuple[float, float]]:
     """Return the distribution of sorted values for a plot: pairs of percent and value."""
     drawn = (
-        one for one in CURVE if one <= 90 or len(ordered) * (1 - one / 100) >= _MIN_SAMPLES_BEYOND
+        percentile
+        for percentile in CURVE
+        if percentile <= 90 or len(ordered) * (1 - percentile / 100) >= _MIN_SAMPLES_BEYOND
     )
-    return [(float(one), quantile(ordered, one)) for one in drawn]
+    return [(float(percentile), quantile(ordered, percentile)) for percentile in drawn]
 
 
 def pairs(ours: Sequence[Point], reference: Sequence[Point]) -> list[list[tuple[float, float]]]:
@@ -120,7 +126,7 @@ def ratio(
 
     :param drawn: the result of :func:`bootstrap_ratios` for the same points, if already computed.
     """
-    flat = [pair for one in pairs(ours, reference) for pair in one]
+    flat = [pair for group in pairs(ours, reference) for pair in group]
     if not flat or any(other <= 0 for _, other in flat):
         return None
     drawn = bootstrap_ratios(ours, reference) if drawn is None else drawn

@@ -48,11 +48,11 @@ def parse(text: str) -> Subject:
     name, _, given = text.partition(":")
     own = name.endswith(TORCH_SUFFIX)
     options = {}
-    for one in _SEPARATOR.split(given) if given else ():
-        key, equals, value = one.strip().partition("=")
+    for part in _SEPARATOR.split(given) if given else ():
+        key, equals, value = part.strip().partition("=")
         if not key or not equals:
             raise SubjectError(
-                f"{text!r}: {one!r} is not of the form key=value. Write NAME:key=value,key=value."
+                f"{text!r}: {part!r} is not of the form key=value. Write NAME:key=value,key=value."
             )
         options[key] = _value(value)
     bare = name.removesuffix(TORCH_SUFFIX)
@@ -74,7 +74,7 @@ def read(file: Path) -> list[Subject]:
         tables = tomllib.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise SubjectError(f"{file} cannot be read: {error}") from error
-    found = []
+    subjects = []
     for label, table in tables.items():
         if not isinstance(table, dict):
             raise SubjectError(
@@ -82,10 +82,10 @@ def read(file: Path) -> list[Subject]:
             )
         options = dict(table)
         name = str(options.pop("backend", label))
-        found.append(
+        subjects.append(
             Subject(label, name.removesuffix(TORCH_SUFFIX), options, name.endswith(TORCH_SUFFIX))
         )
-    return found
+    return subjects
 
 
 def find(text: str, among: Iterable[Subject]) -> Subject:
@@ -93,7 +93,7 @@ def find(text: str, among: Iterable[Subject]) -> Subject:
 
     :raises SubjectError: see :func:`parse`.
     """
-    return next((one for one in among if one.label == text), None) or parse(text)
+    return next((subject for subject in among if subject.label == text), None) or parse(text)
 
 
 def arrange(

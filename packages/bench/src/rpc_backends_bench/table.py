@@ -105,19 +105,19 @@ def _add(table: Table, results: Results, row: Row, x: int | None, intervals: boo
 
 
 def _add_percentile(table: Table, results: Results, row: Row, x: int | None, percent: str) -> None:
-    found = {}
+    by_subject = {}
     for label in results.labels:
         series = results.of(row.id, x, label)
         if series is not None and percent in series.percentiles:
-            found[label] = series.percentiles[percent]
-    if not found:
+            by_subject[label] = series.percentiles[percent]
+    if not by_subject:
         return
     cells = []
     for label in results.labels:
-        cells.append(formatting.figure(row, found[label]) if label in found else "")
+        cells.append(formatting.figure(row, by_subject[label]) if label in by_subject else "")
         if label != results.reference:
-            both = label in found and results.reference in found
-            cells.append(f"{found[label] / found[results.reference]:.2f}" if both else "")
+            both = label in by_subject and results.reference in by_subject
+            cells.append(f"{by_subject[label] / by_subject[results.reference]:.2f}" if both else "")
     table.add_row(f"    {percent} %", *cells, style="dim")
 
 

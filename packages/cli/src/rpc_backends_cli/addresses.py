@@ -119,7 +119,7 @@ def _several_hosts(here: Machine, environ: Mapping[str, str]) -> str | None:
     """Return evidence for workers on other machines, or None."""
     master = environ.get("MASTER_ADDR", "")
     mine = {interface.address for interface in here.interfaces}
-    if master and not any(is_loopback(one) or one in mine for one in _resolve(master)):
+    if master and not any(is_loopback(address) or address in mine for address in _resolve(master)):
         return f"MASTER_ADDR={master} is another machine"
     everywhere, local = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")
     if everywhere.isdigit() and local.isdigit() and int(everywhere) > int(local):

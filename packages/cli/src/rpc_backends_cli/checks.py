@@ -77,9 +77,7 @@ def variables(environ: Mapping[str, str] = os.environ) -> Section:
         for group in (inspection.BACKENDS_GROUP, inspection.HOOKS_GROUP)
         for record in inspection.declared(group)
     ]
-    names = {record.name for record in declared}
-    distributions = {record.distribution for record in declared}
-    for variable in settings.other_variables(names, distributions, environ):
+    for variable in inspection.other_variables(declared, environ):
         problem = variable.problem
         if problem is None and variable.owner is None:
             problem = "is not read by any package of this project"

@@ -29,9 +29,9 @@ def commands(taken: Iterable[str]) -> dict[str, list[Record]]:
     """
     taken = set(taken)
     by_name: dict[str, list[Record]] = {}
-    for found in inspection.declared(inspection.COMMANDS_GROUP):
-        if found.name not in taken:
-            by_name.setdefault(found.name, []).append(found)
+    for record in inspection.declared(inspection.COMMANDS_GROUP):
+        if record.name not in taken:
+            by_name.setdefault(record.name, []).append(record)
     return by_name
 
 
@@ -41,13 +41,13 @@ def load_command(claims: list[Record]) -> click.Command:
     :raises UnusableError: it cannot be used.
     """
     if len(claims) > 1:
-        who = " and ".join(found.origin for found in claims)
+        who = " and ".join(record.origin for record in claims)
         raise UnusableError(f"{who} both claim it. Uninstall one of them.")
-    (found,) = claims
-    loaded = _load(found)
+    (record,) = claims
+    loaded = _load(record)
     if not isinstance(loaded, click.Command):
         raise UnusableError(
-            f"{found.value} of {found.origin} is not a click.Command. {remedy(found)}"
+            f"{record.value} of {record.origin} is not a click.Command. {remedy(record)}"
         )
     return loaded
 
@@ -74,53 +74,53 @@ def load_command_within(claims: list[Record], seconds: float) -> click.Command:
     if errors:
         raise errors[0]
     if not loaded:
-        (found,) = claims
+        (record,) = claims
         raise UnusableError(
-            f"{found.value} of {found.origin} was not imported within {seconds:g} s. {remedy(found)}"
+            f"{record.value} of {record.origin} was not imported within {seconds:g} s. {remedy(record)}"
         )
     return loaded[0]
 
 
-def run_check(found: Record) -> Section:
+def run_check(record: Record) -> Section:
     """Run the doctor check of an installed package.
 
     :raises UnusableError: it cannot be used.
     """
     from rpc_backends_cli.report import Section
 
-    check: Callable[[], Any] = _load(found)
+    check: Callable[[], Any] = _load(record)
     section = check()
     if not isinstance(section, Section):
         raise UnusableError(
-            f"{found.value} of {found.origin} returned {type(section).__name__}; it must return "
-            f"an rpc_backends_cli.Section. {remedy(found)}"
+            f"{record.value} of {record.origin} returned {type(section).__name__}; it must return "
+            f"an rpc_backends_cli.Section. {remedy(record)}"
         )
     return section
 
 
-def unloadable(found: Record, why: str) -> str:
+def unloadable(record: Record, why: str) -> str:
     """Return the message for a backend whose package hangs or crashes while it is imported."""
     return (
-        f"RPC backend {found.name!r} of {found.origin} cannot be used: loading {found.value}: {why}\n"
-        f"{remedy(found)}"
+        f"RPC backend {record.name!r} of {record.origin} cannot be used: loading {record.value}: {why}\n"
+        f"{remedy(record)}"
     )
 
 
-def remedy(found: Record) -> str:
+def remedy(record: Record) -> str:
     """Return what to do about a broken package."""
-    if found.distribution is None:
+    if record.distribution is None:
         return "Fix or remove the package."
     return (
-        f"Fix or reinstall it (pip install --force-reinstall {found.distribution}), or uninstall it: "
-        f"pip uninstall {found.distribution}."
+        f"Fix or reinstall it (pip install --force-reinstall {record.distribution}), or uninstall it: "
+        f"pip uninstall {record.distribution}."
     )
 
 
-def _load(found: Record) -> Any:
+def _load(record: Record) -> Any:
     try:
-        return found.entry_point.load()
+        return record.entry_point.load()
     except (Exception, SystemExit) as error:
         raise UnusableError(
-            f"{found.value} of {found.origin} cannot be loaded: {type(error).__name__}: {error}. "
-            f"{remedy(found)}"
+            f"{record.value} of {record.origin} cannot be loaded: {type(error).__name__}: {error}. "
+            f"{remedy(record)}"
         ) from error

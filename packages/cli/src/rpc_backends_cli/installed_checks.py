@@ -23,14 +23,14 @@ def check(taken: Collection[str], limit: float, status: Callable[[str], None]) -
     :param limit: time limit of one check in seconds.
     """
     keys = set(taken)
-    for number, found in enumerate(inspection.declared(inspection.CHECKS_GROUP)):
-        status(f"running the check of {found.origin}")
-        key = found.name if found.name not in keys else f"{found.name} of {found.origin}"
+    for number, record in enumerate(inspection.declared(inspection.CHECKS_GROUP)):
+        status(f"running the check of {record.origin}")
+        key = record.name if record.name not in keys else f"{record.name} of {record.origin}"
         keys.add(key)
-        yield _section(key, number, found, limit)
+        yield _section(key, number, record, limit)
 
 
-def _section(key: str, number: int, found: Record, limit: float) -> Section:
+def _section(key: str, number: int, record: Record, limit: float) -> Section:
     (outcome,) = isolation.run(_look, [(number,)], limit)
     text, section = outcome.result or (None, None)
     if section is not None and outcome.error is None:
@@ -38,15 +38,15 @@ def _section(key: str, number: int, found: Record, limit: float) -> Section:
         return Section(key, section["title"], findings)
     if text is None:
         note = limit_note(limit, timed_out=outcome.timed_out)
-        text = f"{found.value} of {found.origin}: {outcome.error}{note}\n{remedy(found)}"
-    return Section(key, found.name, [Finding("problem", "not checked", text)])
+        text = f"{record.value} of {record.origin}: {outcome.error}{note}\n{remedy(record)}"
+    return Section(key, record.name, [Finding("problem", "not checked", text)])
 
 
 def _look(_me: WorkerContext, number: int) -> tuple[str | None, dict[str, Any] | None]:
     """Run check ``number``; return an error message or the section as data."""
-    found = inspection.declared(inspection.CHECKS_GROUP)[number]
+    record = inspection.declared(inspection.CHECKS_GROUP)[number]
     try:
-        section = run_check(found)
+        section = run_check(record)
     except UnusableError as error:
         return str(error), None
     # Values that JSON cannot represent are sent as text, as they are printed.

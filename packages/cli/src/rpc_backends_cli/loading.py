@@ -48,17 +48,17 @@ def require_loadable(names: Sequence[str], limit: float) -> None:
     """
     from rpc_backends_core.spi.inspection import default_registry, record
 
-    hooks = {hook_id(found): found for found in default_registry().hook_packages()}
+    hooks = {hook_id(package): package for package in default_registry().hook_packages()}
     items = [*(("hook", name) for name in hooks), *(("backend", name) for name in names)]
     for (kind, name), loaded in load_all(items, limit).items():
         if loaded.failure is None or loaded.complete:
             continue
         if kind == "backend":
             raise Failure(unloadable(record(name), loaded.failure))
-        found = hooks[name]
+        package = hooks[name]
         raise Failure(
-            f"Hook package {found.origin} cannot be used: loading {found.value}: {loaded.failure}\n"
-            f"{remedy(found)}"
+            f"Hook package {package.origin} cannot be used: loading {package.value}: {loaded.failure}\n"
+            f"{remedy(package)}"
         )
 
 
@@ -119,20 +119,22 @@ def _load_hooks(name: str) -> str | None:
     """Return why the hook package that :func:`hook_id` calls ``name`` cannot be loaded, or None."""
     from rpc_backends_core.spi.inspection import Hooks, default_registry
 
-    found = [package for package in default_registry().hook_packages() if hook_id(package) == name]
+    packages = [
+        package for package in default_registry().hook_packages() if hook_id(package) == name
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the record has the same message
-        errors = [record.error for record in Hooks(found).records if record.error is not None]
+        errors = [record.error for record in Hooks(packages).records if record.error is not None]
     return f"{type(errors[0]).__name__}: {errors[0]}" if errors else None
 
 
-def call_hooks(found: Record, limit: float) -> Loaded:
+def call_hooks(record: Record, limit: float) -> Loaded:
     """Call the hooks of one package: start and stop a group of one worker on the default backend.
 
     :returns: ``failure`` is the error of the first hook that failed, and ``complete`` is true; or, with
         ``complete`` false, the reason why the hooks could not be called.
     """
-    (outcome,) = isolation.run(_call_hooks, [(hook_id(found),)], limit)
+    (outcome,) = isolation.run(_call_hooks, [(hook_id(record),)], limit)
     if outcome.error is None:
         return Loaded(None, outcome.result)
     failure = (
@@ -182,25 +184,25 @@ def _call_hooks(me: WorkerContext, name: str) -> str | None:
     return None
 
 
-def hook_id(found: Record) -> str:
+def hook_id(record: Record) -> str:
     """Return a unique id of a hook package; several packages may use the same name."""
-    return f"{found.name} of {found.origin}"
+    return f"{record.name} of {record.origin}"
 
 
 def check(records: list[Record], found_hooks: list[Record], limit: float) -> list[Section]:
     """Return the loading result of every backend and hook package."""
     tried = [record for record in records if record.state == "found"]
     items = [("backend", record.name) for record in tried]
-    items += dict.fromkeys(("hook", hook_id(found)) for found in found_hooks)
+    items += dict.fromkeys(("hook", hook_id(package)) for package in found_hooks)
     results = load_all(items, limit)
     backends = [_backend(record, results.get(("backend", record.name))) for record in records]
     # Packages that claim the same name share one error.
     backends = list({(backend.about, backend.text): backend for backend in backends}.values())
     hooks = []
-    for found in found_hooks:
-        loaded = results["hook", hook_id(found)]
-        called = call_hooks(found, limit) if loaded.failure is None else None
-        hooks.append(_hook(found, loaded, called))
+    for package in found_hooks:
+        loaded = results["hook", hook_id(package)]
+        called = call_hooks(package, limit) if loaded.failure is None else None
+        hooks.append(_hook(package, loaded, called))
     sections = [Section("backends", "Backends (with loading times)", backends)]
     return [*sections, Section("hooks", "Hook packages", hooks)] if hooks else sections
 
@@ -235,27 +237,27 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
     return Finding("problem", record.name, text, data)
 
 
-def _hook(found: Record, loaded: Loaded, called: Loaded | None) -> Finding:
+def _hook(record: Record, loaded: Loaded, called: Loaded | None) -> Finding:
     """Return the finding for a hook package; ``called`` is None if it could not be loaded."""
     data = {
-        "distribution": found.distribution,
-        "version": found.version,
-        "value": found.value,
+        "distribution": record.distribution,
+        "version": record.version,
+        "value": record.value,
         "error": loaded.failure,
         "load_seconds": loaded.seconds,
     }
     if called is not None and called.failure is not None:
         data["error"] = called.failure
         if called.complete:
-            return Finding("problem", found.name, called.failure, data)
-        text = f"{found.origin} is in use, but its hooks could not be tried {called.failure}"
-        return Finding("warning", found.name, text, data)
+            return Finding("problem", record.name, called.failure, data)
+        text = f"{record.origin} is in use, but its hooks could not be tried {called.failure}"
+        return Finding("warning", record.name, text, data)
     if loaded.failure is None:
-        return Finding("ok", found.name, f"{found.origin}, in use", data)
+        return Finding("ok", record.name, f"{record.origin}, in use", data)
     return Finding(
         "problem",
-        found.name,
-        f"{found.origin} is skipped: loading {found.value}: {loaded.failure}\nFix it, or uninstall "
-        f"it: pip uninstall {found.distribution}.",
+        record.name,
+        f"{record.origin} is skipped: loading {record.value}: {loaded.failure}\nFix it, or uninstall "
+        f"it: pip uninstall {record.distribution}.",
         data,
     )

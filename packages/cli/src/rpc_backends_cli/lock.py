@@ -50,13 +50,13 @@ def command(file: Path | None, check: bool, allow_editable: bool, as_json: bool)
 
 def _check(path: Path, as_json: bool) -> None:
     packages = lock.read(path)
-    found = lock.differences(packages)
+    changes = lock.differences(packages)
     if as_json:
-        print_json({"file": str(path), "differences": found})
-    if found and not as_json:
-        lines = "\n".join(f"- {one}" for one in found)
+        print_json({"file": str(path), "differences": changes})
+    if changes and not as_json:
+        lines = "\n".join(f"- {change}" for change in changes)
         raise Failure(f"the installed packages differ from {path}:\n{lines}")
-    if found:
+    if changes:
         raise click.exceptions.Exit(1)
     if not as_json:
         click.echo(f"{_count(packages)} and {path} agree.")

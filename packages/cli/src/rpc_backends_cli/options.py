@@ -65,7 +65,11 @@ def options_of(backend: Backend) -> list[Option]:
 def required_options(backend: Backend) -> list[str]:
     """Return the names of the options without a default."""
     known = options_of(backend)
-    return [one.name for one in known if one.default is None and one.declared_by == "handler"]
+    return [
+        option.name
+        for option in known
+        if option.default is None and option.declared_by == "handler"
+    ]
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -87,5 +91,5 @@ def _shown(default: Any) -> str | None:
 
 
 def _meanings(function: Callable[..., Any]) -> dict[str, str]:
-    found = _FIELD.findall(inspect.getdoc(function) or "")
-    return {name: " ".join(_ROLE.sub(r"\1", text).split()).rstrip(".") for name, text in found}
+    meanings = _FIELD.findall(inspect.getdoc(function) or "")
+    return {name: " ".join(_ROLE.sub(r"\1", text).split()).rstrip(".") for name, text in meanings}

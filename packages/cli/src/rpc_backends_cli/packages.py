@@ -112,12 +112,12 @@ def _unmet(distribution: Any) -> Iterator[Finding]:
             continue
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        found = _version(requirement.name)
-        if found is None or not requirement.specifier.contains(found, prereleases=True):
+        version = _version(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
             here = (
                 "it is not installed"
-                if found is None
-                else f"{requirement.name} {found} is installed"
+                if version is None
+                else f"{requirement.name} {version} is installed"
             )
             wanted = f"{requirement.name}{requirement.specifier}"
             yield problem(

@@ -120,10 +120,10 @@ def _unloadable(name: str, outcome: Outcome, limit: float) -> str:
     text = f"{outcome.error} while {outcome.stage or 'it started'}"
     text += limit_note(limit, timed_out=outcome.timed_out)
     try:
-        found = record(name)
+        backend = record(name)
     except RpcBackendsError:
         return text
-    return unloadable(found, text) if found.source == "plugin" else text
+    return unloadable(backend, text) if backend.source == "plugin" else text
 
 
 def _page(name: str) -> Page:

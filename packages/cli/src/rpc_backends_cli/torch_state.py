@@ -97,5 +97,5 @@ def _why_not() -> str:
 def _has_entry_point() -> bool:
     import importlib_metadata
 
-    found = importlib_metadata.entry_points(group="torch.backends")
-    return any(entry_point.value.startswith("rpc_backends_core.") for entry_point in found)
+    entry_points = importlib_metadata.entry_points(group="torch.backends")
+    return any(entry_point.value.startswith("rpc_backends_core.") for entry_point in entry_points)

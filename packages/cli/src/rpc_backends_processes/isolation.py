@@ -83,7 +83,8 @@ def run(
         Workers(len(arguments), seconds=seconds, fresh=fresh, template=template) as workers,
     ):
         steps = [
-            worker.start(function, *one) for worker, one in zip(workers, arguments, strict=True)
+            worker.start(function, *arguments_of_worker)
+            for worker, arguments_of_worker in zip(workers, arguments, strict=True)
         ]
         reported: dict[Step, list[Any]] = {step: [] for step in steps}
         for step, report in workers.listen(steps, silence=limit, grace=_GRACE_PERIOD):

@@ -114,10 +114,10 @@ class Reference(NamedTuple):
 
     def resolve(self) -> Callable[..., Any]:
         """Return the function, without the decorator that made a test of it."""
-        found: Any = load(self.module, self.file)
+        value: Any = load(self.module, self.file)
         for part in self.name.split("."):
-            found = getattr(found, part)
-        function: Callable[..., Any] = getattr(found, "__wrapped__", found)
+            value = getattr(value, part)
+        function: Callable[..., Any] = getattr(value, "__wrapped__", value)
         return function
 
 

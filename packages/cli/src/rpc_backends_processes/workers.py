@@ -403,7 +403,9 @@ class Workers:
             ready = wait(by_connection, _timeout(min(left, silence)))
             if not ready:
                 return
-            for step in (by_connection[one] for one in by_connection if one in ready):
+            for step in (
+                by_connection[connection] for connection in by_connection if connection in ready
+            ):
                 report = step.hear(0)
                 if report is None:
                     continue  # the message only said what the step does next

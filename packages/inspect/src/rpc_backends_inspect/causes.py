@@ -155,12 +155,12 @@ class _Group:
 
     @cached_property
     def _waits_by_target(self) -> dict[str, list[_Wait]]:
-        found: dict[str, list[_Wait]] = {}
+        waits: dict[str, list[_Wait]] = {}
         for wait in self._waits:
             if wait.seconds < _YOUNG and wait.target not in self.by_name:
                 continue
-            found.setdefault(wait.target, []).append(wait)
-        return found
+            waits.setdefault(wait.target, []).append(wait)
+        return waits
 
     def _absence(self, name: str) -> str:
         """Say why a worker does not answer."""
@@ -180,20 +180,20 @@ class _Group:
 
     def _loss(self, name: str) -> str:
         """Return the error of the last lost call to a worker; empty if no call to it was lost."""
-        for one in self.by_name.values():
-            for call in reversed(one.recent):
+        for state in self.by_name.values():
+            for call in reversed(state.recent):
                 if call.peer == name and call.state == "lost":
-                    return f" (error of {one.worker!r}: {_cut(call.error)})"
-        for one in self.by_name.values():
-            if repr(name) in one.likely_reason:
-                return f" ({one.worker!r} when it wrote its dump: {one.likely_reason})"
+                    return f" (error of {state.worker!r}: {_cut(call.error)})"
+        for state in self.by_name.values():
+            if repr(name) in state.likely_reason:
+                return f" ({state.worker!r} when it wrote its dump: {state.likely_reason})"
         return ""
 
     def cycles(self) -> Iterator[Cause]:
         """Find groups of workers that wait for each other: one cause for each, with a shortest cycle."""
         oldest: dict[tuple[str, str, str, bool], _Wait] = {}
         threads: dict[tuple[str, str, str, bool], set[int]] = {}
-        for wait in sorted(self._waits, key=lambda one: -one.seconds):
+        for wait in sorted(self._waits, key=lambda next_wait: -next_wait.seconds):
             oldest.setdefault(wait.kind, wait)
             if wait.thread is not None:
                 threads.setdefault(wait.kind, set()).add(wait.thread.number)
@@ -208,9 +208,9 @@ class _Group:
                 continue
             ending = {thread.number for thread in self._ending(wait, target)}
             following[wait] = [
-                one
-                for one in of_worker.get(wait.target, ())
-                if not ending.isdisjoint(threads.get(one.kind, ()))
+                next_wait
+                for next_wait in of_worker.get(wait.target, ())
+                if not ending.isdisjoint(threads.get(next_wait.kind, ()))
             ]
         for cycle, members in shortest_cycles(following):
             group = [name for name in self.by_name if name in members]
@@ -396,8 +396,8 @@ class _Group:
 
 def _collective(thread: Thread) -> str | None:
     """Return the collective that a thread is in: the outermost frame in torch's file of collectives."""
-    found = [frame.function for frame in thread.frames if frame.file.endswith(_COLLECTIVES)]
-    return found[-1] if found else None
+    functions = [frame.function for frame in thread.frames if frame.file.endswith(_COLLECTIVES)]
+    return functions[-1] if functions else None
 
 
 def _runs(thread: Thread, function: str) -> bool:

@@ -15,8 +15,8 @@ from rpc_backends_inspect.workers import Call, WorkerState
 
 def trace(states: Sequence[WorkerState]) -> dict[str, Any]:
     """Return the document: times in microseconds since 1970 by the clock of the first worker's host."""
-    found = list(pairs(states))
-    offsets = offsets_us(states, found)
+    matched = list(pairs(states))
+    offsets = offsets_us(states, matched)
     events: list[dict[str, Any]] = []
     rows: dict[tuple[int, bool, int], int] = {}
     for index, (state, offset) in enumerate(zip(states, offsets, strict=True), 1):
@@ -32,7 +32,7 @@ def trace(states: Sequence[WorkerState]) -> dict[str, Any]:
             events.append(
                 {"ph": "M", "name": "thread_name", "pid": index, "tid": row, "args": args}
             )
-    for number, pair in enumerate(found, 1):
+    for number, pair in enumerate(matched, 1):
         events += _arrows(pair, number, rows, offsets)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 

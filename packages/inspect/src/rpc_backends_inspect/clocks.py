@@ -39,13 +39,13 @@ def pairs(states: Sequence[WorkerState]) -> Iterator[Pair]:
                 yield Pair(index, served[key][0], call, served[key][1])
 
 
-def offsets_us(states: Sequence[WorkerState], found: Sequence[Pair]) -> list[int]:
+def offsets_us(states: Sequence[WorkerState], matched: Sequence[Pair]) -> list[int]:
     """Return by how many microseconds each worker's clock is ahead of the first one's.
 
     Workers of one host have one clock. A worker that no chain of calls connects to the first gets 0.
     """
     edges: dict[tuple[str, str], tuple[int, int]] = {}  # the round trip, and the difference
-    for pair in found:
+    for pair in matched:
         hosts = states[pair.caller].host, states[pair.callee].host
         sent, served = pair.sent, pair.served
         if hosts[0] == hosts[1] or not sent.end_us or not served.end_us:

@@ -82,39 +82,41 @@ def command(
     states = _states(worker, pids, group, dumps)
     if save is not None:
         _save(states, save)
-    explained = [(one, causes.explain(one)) for one in grouped(states)]
+    explained = [
+        (group_of_states, causes.explain(group_of_states)) for group_of_states in grouped(states)
+    ]
     if as_json:
         print_json(
             {
                 "groups": [
                     {
-                        "id": one.key,
-                        "address": one.address,
-                        "backend": one.backend,
-                        "members": one.members,
-                        "processes": [state.pid for state in one.states],
+                        "id": group_of_states.key,
+                        "address": group_of_states.address,
+                        "backend": group_of_states.backend,
+                        "members": group_of_states.members,
+                        "processes": [state.pid for state in group_of_states.states],
                     }
-                    for one, _ in explained
+                    for group_of_states, _ in explained
                 ],
                 "workers": [
                     {
-                        "worker": one.worker,
-                        "pid": one.pid,
-                        "group_id": one.group_key,
-                        "problem": one.problem,
+                        "worker": group_of_states.worker,
+                        "pid": group_of_states.pid,
+                        "group_id": group_of_states.group_key,
+                        "problem": group_of_states.problem,
                     }
-                    | one.document
-                    for one in states
+                    | group_of_states.document
+                    for group_of_states in states
                 ],
                 "causes": [
                     {
                         "kind": cause.kind,
                         "text": cause.text,
                         "workers": cause.workers,
-                        "group_id": one.key,
+                        "group_id": group_of_states.key,
                     }
-                    for one, found in explained
-                    for cause in found
+                    for group_of_states, causes_of_group in explained
+                    for cause in causes_of_group
                 ],
             }
         )
@@ -168,10 +170,10 @@ def _states(
             states = [workers.read(path) for path in dumps]
         except (OSError, workers.NoStateError) as error:
             raise Failure(str(error)) from error
-        found = groups.chosen(states, worker=worker, pids=pids, group=group)
-        if not found:
+        chosen = groups.chosen(states, worker=worker, pids=pids, group=group)
+        if not chosen:
             raise Failure(f"none of the {len(states)} dumps is of such a worker")
-        return found
+        return chosen
     states = groups.chosen(workers.running(pids=pids), worker=worker, group=group)
     if not states:
         named = f"named {worker!r} " if worker is not None else ""

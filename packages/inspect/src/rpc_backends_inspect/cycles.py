@@ -72,10 +72,10 @@ def _components(targets: Mapping[str, Collection[str]]) -> Iterator[list[str]]:
     while left:
         worker = next(iter(left))
         component = _reachable(worker, targets) & _reachable(worker, callers)
-        members = [one for one in left if one in component]
+        members = [member for member in left if member in component]
         yield members
-        for one in members:
-            del left[one]
+        for member in members:
+            del left[member]
 
 
 def _reachable(worker: str, targets: Mapping[str, Collection[str]]) -> set[str]:

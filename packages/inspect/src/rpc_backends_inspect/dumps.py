@@ -118,8 +118,8 @@ class Watcher:
             group = group_of(workers.running(), os.getpid(), self._worker)
             if group is not None and self._peers is not None:
                 group = group.joined_by(self._peers.lost(group))
-            found = causes.explain(group, callees) if group is not None else []
-            about = [cause for cause in found if self._worker in cause.workers] or found
+            explained = causes.explain(group, callees) if group is not None else []
+            about = [cause for cause in explained if self._worker in cause.workers] or explained
             if about:
                 workers.add_likely_reason(Path(path), about[0].text)
         except Exception as error:  # the call must get its error whatever happens here

@@ -15,6 +15,13 @@ _VARIABLE = "RPC_BACKENDS_RECORDER"
 _DUMPS = "RPC_BACKENDS_DUMP"
 _AT_END = "RPC_BACKENDS_DUMP_AT_END"
 _LIMIT = "RPC_BACKENDS_DUMP_SHUTDOWN_AFTER"
+#: The variables of this package, with their meaning.
+VARIABLES = {
+    _VARIABLE: "off, on, or the number of ended calls that each worker keeps",
+    _DUMPS: "the folder where a worker writes its state when a call fails or shutdown takes long",
+    _AT_END: "on: a worker writes its state when it stops",
+    _LIMIT: "seconds in shutdown after which a worker writes its state",
+}
 #: The number of ended calls that a worker keeps unless the variable sets another number.
 _CALLS = 10_000
 

@@ -25,9 +25,9 @@ def fates(pids: Collection[int], seconds: float) -> dict[int, str]:
     """Say the same of several processes, after at most ``seconds`` altogether."""
     end = time.monotonic() + seconds
     while True:
-        found = {pid: _fate(pid) for pid in pids}
-        if all(found.values()) or time.monotonic() >= end:
-            return found
+        by_pid = {pid: _fate(pid) for pid in pids}
+        if all(by_pid.values()) or time.monotonic() >= end:
+            return by_pid
         time.sleep(_PAUSE)
 
 

@@ -80,7 +80,7 @@ def connect_all(timeout: float) -> list[WorkerSocket]:
 
     :param timeout: seconds that each connection may take to send or receive.
     """
-    found = []
+    sockets = []
     for name in _names():
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -93,10 +93,10 @@ def connect_all(timeout: float) -> list[WorkerSocket]:
             connection.close()
             continue
         if uid == os.geteuid():
-            found.append(WorkerSocket(name, pid, connection))
+            sockets.append(WorkerSocket(name, pid, connection))
         else:
             connection.close()
-    return found
+    return sockets
 
 
 def _names() -> list[str]:

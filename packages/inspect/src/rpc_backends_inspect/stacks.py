@@ -89,8 +89,8 @@ def parse(text: str) -> list[Thread]:
 
 def gil_holder(text: str) -> int:
     """Return the number of the thread that holds the GIL, as the recorder wrote it; 0 if none does."""
-    found = _HOLDER.search(text)
-    return int(found[1], 16) if found else 0
+    match = _HOLDER.search(text)
+    return int(match[1], 16) if match else 0
 
 
 def _is_of_the_program(frame: Frame) -> bool:

@@ -51,10 +51,10 @@ def command(context: click.Context, out: Path, what: tuple[str, ...]) -> None:
 
     from rpc_backends_inspect import chrome, workers
 
-    if all(one.endswith(".json") and Path(one).is_file() for one in what):
+    if all(word.endswith(".json") and Path(word).is_file() for word in what):
         status = 0
         try:
-            states = _last([workers.read(Path(one)) for one in what])
+            states = _last([workers.read(Path(word)) for word in what])
         except (OSError, workers.NoStateError) as error:
             raise Failure(str(error)) from error
     else:
@@ -91,14 +91,14 @@ def _run(what: tuple[str, ...]) -> tuple[int, list[WorkerState]]:
         except OSError as error:
             reason = "it is a file that cannot be run" if Path(what[0]).exists() else f"{error}"
             raise Failure(f"{what[0]} is neither a dump nor a program: {reason}") from error
-        found = [workers.read(path) for path in sorted(Path(folder).glob("*.json"))]
-    if not found:
+        states = [workers.read(path) for path in sorted(Path(folder).glob("*.json"))]
+    if not states:
         raise Failure(
             f"no RPC worker of {what[0]} has written a dump (its exit status is {status}). A worker "
             "writes one in shutdown, if rpc-backends-inspect is installed in its environment and "
             "RPC_BACKENDS_RECORDER is not off"
         )
-    return status if status >= 0 else 128 - status, _last(found)
+    return status if status >= 0 else 128 - status, _last(states)
 
 
 def _last(states: list[WorkerState]) -> list[WorkerState]:

@@ -124,11 +124,11 @@ def running(*, pids: Collection[int] = (), last: bool = False) -> list[WorkerSta
     :param last: only the calls that ended in the last five seconds, and no stacks.
     """
     wanted = []
-    for one in sockets.connect_all(_ANSWER):
-        if not pids or one.pid in pids:
-            wanted.append(one)
+    for answer in sockets.connect_all(_ANSWER):
+        if not pids or answer.pid in pids:
+            wanted.append(answer)
         else:
-            one.connection.close()
+            answer.connection.close()
     if not wanted:
         return []
     with ThreadPoolExecutor(min(32, len(wanted))) as pool:
@@ -191,9 +191,9 @@ def parse_state(document: Any) -> WorkerState:
             reason=str(document["reason"]),
             likely_reason=str(document.get("likely_reason", "")),
             calls=int(document["calls"]),
-            members={int(one["id"]): _text(one["name"]) for one in document["members"]},
-            in_flight=[_call(one, now) for one in document["in_flight"]],
-            recent=[_call(one, now) for one in document["recent"]],
+            members={int(member["id"]): _text(member["name"]) for member in document["members"]},
+            in_flight=[_call(member, now) for member in document["in_flight"]],
+            recent=[_call(member, now) for member in document["recent"]],
             threads=parse(str(document["stacks"])),
             metrics=dict(document["metrics"]),
             rrefs=dict(document["rrefs"]),
@@ -216,51 +216,51 @@ def _start(document: dict[str, Any], now: int) -> Start:
     )
 
 
-def _call(one: dict[str, Any], now: int) -> Call:
+def _call(fields: dict[str, Any], now: int) -> Call:
     return Call(
-        number=one["number"],
-        call=one["call"],
-        incoming=one["direction"] == "incoming",
-        peer=_text(one["peer"]),
-        peer_id=one["peer_id"],
-        function=_text(one["function"]),
-        type=one["type"],
-        thread=one["thread"],
-        begin_us=one["begin_us"],
-        end_us=one["end_us"],
-        seconds=((one["end_us"] or now) - one["begin_us"]) / 1e6,
-        bytes=one["bytes"],
-        answer_bytes=one["answer_bytes"],
-        timeout=one["timeout_ms"] / 1e3,
-        state=one["state"],
-        error=one["error"],
+        number=fields["number"],
+        call=fields["call"],
+        incoming=fields["direction"] == "incoming",
+        peer=_text(fields["peer"]),
+        peer_id=fields["peer_id"],
+        function=_text(fields["function"]),
+        type=fields["type"],
+        thread=fields["thread"],
+        begin_us=fields["begin_us"],
+        end_us=fields["end_us"],
+        seconds=((fields["end_us"] or now) - fields["begin_us"]) / 1e6,
+        bytes=fields["bytes"],
+        answer_bytes=fields["answer_bytes"],
+        timeout=fields["timeout_ms"] / 1e3,
+        state=fields["state"],
+        error=fields["error"],
     )
 
 
-def _text(found: str) -> str:
+def _text(value: str) -> str:
     """Return a name. A peer may have chosen its bytes, so control characters are escaped.
 
-    :param found: a name of which the recorder has written each byte as one character.
+    :param value: a name of which the recorder has written each byte as one character.
     """
     try:
-        name = found.encode("latin-1").decode()
+        name = value.encode("latin-1").decode()
     except ValueError:
-        name = found
+        name = value
     return name if name.isprintable() else name.encode("unicode_escape").decode()
 
 
-def _ask(what: bytes, one: sockets.WorkerSocket) -> WorkerState | None:
+def _ask(what: bytes, worker_socket: sockets.WorkerSocket) -> WorkerState | None:
     """Return a worker's state; None if its process has ended and left nothing to say who it was.
 
     The socket can outlive the process if a child has inherited it.
     """
-    with one.connection as connection:
-        key, worker = one.identity  # a process that ends loses it
+    with worker_socket.connection as connection:
+        key, worker = worker_socket.identity  # a process that ends loses it
 
         def problem(text: str) -> WorkerState:
-            return WorkerState(worker, one.pid, text, group_key=key)
+            return WorkerState(worker, worker_socket.pid, text, group_key=key)
 
-        if fate := processes.fate(one.pid):
+        if fate := processes.fate(worker_socket.pid):
             return problem(fate) if worker else None
         try:
             connection.sendall(what)
@@ -271,10 +271,10 @@ def _ask(what: bytes, one: sockets.WorkerSocket) -> WorkerState | None:
             return parse_state(json.loads(text))
         except TimeoutError:
             # It may have been stopped meanwhile.
-            late = processes.fate(one.pid) or f"does not answer within {_ANSWER:.0f} s"
+            late = processes.fate(worker_socket.pid) or f"does not answer within {_ANSWER:.0f} s"
             return problem(late)
         except OSError:
             # A killed process closes its socket some time before it has ended.
-            return problem(processes.fate(one.pid, _END) or "has just left its group")
+            return problem(processes.fate(worker_socket.pid, _END) or "has just left its group")
         except ValueError as error:
             return problem(f"gives no valid answer: {error}")

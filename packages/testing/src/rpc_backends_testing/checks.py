@@ -102,9 +102,9 @@ class Expectation:
         :raises DeviationError: it returns anything else, or raises.
         """
         got = self.returns()
-        found = difference(value, got)
-        if found is not None:
-            raise deviate(self._call.text, found.expected, found.got)
+        differs = difference(value, got)
+        if differs is not None:
+            raise deviate(self._call.text, differs.expected, differs.got)
 
     def returns(self) -> Any:
         """Check that the call returns, and return its result.

@@ -21,8 +21,8 @@ def check(items: list[pytest.Item]) -> None:
 
     tried = []
     for item in items:
-        found = subject_of(item)
-        if found is None:
+        chosen = subject_of(item)
+        if chosen is None:
             usable = [
                 record.name
                 for record in records()
@@ -32,23 +32,24 @@ def check(items: list[pytest.Item]) -> None:
                 f"{item.name} belongs to the conformance suite, and no backend is named. Use "
                 f"--rpc-backend NAME; installed backends: {', '.join(dict.fromkeys(usable))}."
             )
+        subject, _ = chosen
         try:
-            _ = found[0].capabilities
+            _ = subject.capabilities
         except RpcBackendsError as error:
-            raise pytest.UsageError(f"--rpc-backend {found[0].name}: {error}") from error
-        if found[0].options and found[0] not in tried:
-            tried.append(found[0])
+            raise pytest.UsageError(f"--rpc-backend {subject.name}: {error}") from error
+        if subject.options and subject not in tried:
+            tried.append(subject)
             try:
-                construct_rpc_backend_options(found[0].name, **found[0].options)
+                construct_rpc_backend_options(subject.name, **subject.options)
             except Exception as error:
-                shown = ", ".join(f"{key}={value!r}" for key, value in found[0].options.items())
+                shown = ", ".join(f"{key}={value!r}" for key, value in subject.options.items())
                 raise pytest.UsageError(
-                    f"{found[0].name} refuses the options {shown}: {type(error).__name__}: {error}"
+                    f"{subject.name} refuses the options {shown}: {type(error).__name__}: {error}"
                 ) from error
         if item.path.parent.name == "torch_tier":
             from rpc_backends_testing.torch_tier.fixture import announce
 
-            announce(found[0])
+            announce(subject)
     _check_exclusions(items)
 
 
@@ -56,12 +57,12 @@ def _check_exclusions(items: list[pytest.Item]) -> None:
     collected: dict[str, set[str]] = {}
     excluded = {}
     for item in items:
-        found, mark = subject_of(item), item.get_closest_marker(REQUIREMENT)
-        assert found is not None
+        chosen, mark = subject_of(item), item.get_closest_marker(REQUIREMENT)
+        assert chosen is not None
         assert mark is not None
-        name = found[0].name
+        name = chosen[0].name
         collected.setdefault(name, set()).add(id_of(item, mark.kwargs["chapter"]))
-        excluded[name] = found[0].excluded
+        excluded[name] = chosen[0].excluded
     for name, ids in collected.items():
         try:
             check_exclusions(name, excluded[name], ids)

@@ -96,12 +96,12 @@ def _sequence_difference(want: Any, got: Any, where: str) -> Difference | None:
 
 def _tensor_difference(want: torch.Tensor, got: torch.Tensor, where: str) -> Difference | None:
     for name in ("dtype", "shape", "layout", "device", "requires_grad"):
-        wanted, found = getattr(want, name), getattr(got, name)
-        if wanted != found:
+        wanted, actual = getattr(want, name), getattr(got, name)
+        if wanted != actual:
             if name == "shape":
-                wanted, found = tuple(wanted), tuple(found)
+                wanted, actual = tuple(wanted), tuple(actual)
             return Difference(
-                f"{_at(where)}a tensor of {name} {wanted}", f"{_at(where)}{name} {found}"
+                f"{_at(where)}a tensor of {name} {wanted}", f"{_at(where)}{name} {actual}"
             )
     if want.layout is torch.sparse_coo:
         if want.is_coalesced() != got.is_coalesced():
@@ -127,15 +127,15 @@ def _dense_difference(want: torch.Tensor, got: torch.Tensor, where: str) -> Diff
             if scale != other:
                 return _plain(scale, other, f"{where} scale and zero point")
         return _dense_difference(want.int_repr(), got.int_repr(), f"{where}.int_repr()")
-    wanted, found = _bytes(want), _bytes(got)
-    if torch.equal(wanted, found):
+    wanted, actual = _bytes(want), _bytes(got)
+    if torch.equal(wanted, actual):
         return None
     size = max(1, want.element_size())
-    first = int((wanted != found).nonzero()[0]) // size
+    first = int((wanted != actual).nonzero()[0]) // size
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), want.shape or (1,)))
-    count = int((wanted.view(-1, size) != found.view(-1, size)).any(1).sum())
+    count = int((wanted.view(-1, size) != actual.view(-1, size)).any(1).sum())
     place = f"{where}[{', '.join(map(str, index))}]" if want.dim() else f"{where} the value"
-    left, right = (each[first * size : (first + 1) * size].tolist() for each in (wanted, found))
+    left, right = (each[first * size : (first + 1) * size].tolist() for each in (wanted, actual))
     return Difference(
         f"{place.strip()} is {_element(want, first)} (bytes {bytes(left).hex(' ')})",
         f"{_element(got, first)} (bytes {bytes(right).hex(' ')}); "

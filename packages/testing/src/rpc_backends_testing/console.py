@@ -105,12 +105,12 @@ def _render_reasons(report: Report, outcome: Outcome, title: str, to: Console) -
     from rich.padding import Padding
     from rich.text import Text
 
-    found = report.reasons(outcome)
-    if not found:
+    reasons = report.reasons(outcome)
+    if not reasons:
         return
     to.print()
     to.print(Text(title, _OUTCOME_STYLES[outcome]))
-    for what, reason in found:
+    for what, reason in reasons:
         text = Text(f"{what}: {reason}", overflow="fold")
         to.print(Padding(text, (0, 0, 0, 2)))
 

@@ -29,7 +29,7 @@ def check_exclusions(backend: str, excluded: Mapping[str, str], collected: Itera
     if not excluded:
         return
     ids = {*manifest.requirements(), *collected}
-    known = ids | {one.partition("[")[0] for one in ids}
+    known = ids | {name.partition("[")[0] for name in ids}
     for requirement in excluded:
         if requirement in known or requirement.startswith(_TORCH):
             continue

@@ -26,13 +26,17 @@ def main(arguments: list[str]) -> int:
     ``python -m rpc_backends_testing.manifest REPORT``.
     """
     report = json.loads(Path(arguments[0]).read_text())
-    found = {one["id"]: one["since"] for one in report["results"] if one["chapter"] != "torch"}
+    in_report = {
+        result["id"]: result["since"]
+        for result in report["results"]
+        if result["chapter"] != "torch"
+    }
     listed = requirements()
-    gone = sorted(listed.keys() - found.keys())
+    gone = sorted(listed.keys() - in_report.keys())
     if gone:
         print(f"listed, but not in the report: {', '.join(gone)}", file=sys.stderr)
-    FILE.write_text(json.dumps({**found, **listed}, indent=1, sort_keys=True) + "\n")
-    print(f"{len(found.keys() - listed.keys())} added, {len(listed)} were there")
+    FILE.write_text(json.dumps({**in_report, **listed}, indent=1, sort_keys=True) + "\n")
+    print(f"{len(in_report.keys() - listed.keys())} added, {len(listed)} were there")
     return 1 if gone else 0
 
 

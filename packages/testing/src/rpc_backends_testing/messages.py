@@ -89,13 +89,13 @@ class Message:
         Torch copies a view of at most half of a storage of 8 KiB or more, so that the rest of the
         storage is not sent. Tensors without elements have no memory to share.
         """
-        found = []
+        shared = []
         for view in self._views():
             storage = self.storages[view.storage]
             size = math.prod(view.shape) * _itemsize(storage.dtype)
             copied = storage.size >= _COPIED_FROM and storage.size >= 2 * size
-            found.append(size > 0 and not copied)
-        return found
+            shared.append(size > 0 and not copied)
+        return shared
 
     def _views(self) -> list[View]:
         return [leaf for leaf in leaves(self.value) if isinstance(leaf, View)]
@@ -112,19 +112,19 @@ def contents(storage: Storage) -> torch.Tensor:
     return words.view(torch.uint8)[: storage.size].clone().view(getattr(torch, storage.dtype))
 
 
-def blob(one: Blob) -> bytes:
+def blob(written: Blob) -> bytes:
     """Return the bytes of a blob."""
-    return bytes(contents(Storage(one.size, "uint8", one.number)).numpy())
+    return bytes(contents(Storage(written.size, "uint8", written.number)).numpy())
 
 
 def leaves(value: Any) -> Iterator[Any]:
     """Yield what is in the lists, tuples and dicts of a value, in order."""
     if isinstance(value, list | tuple):
-        for one in value:
-            yield from leaves(one)
+        for part in value:
+            yield from leaves(part)
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from leaves(one)
+        for part in value.values():
+            yield from leaves(part)
     else:
         yield value
 
@@ -144,15 +144,15 @@ def sharing(value: Any, which: Sequence[bool]) -> list[Place | None]:
 
 def _sharing(addresses: Iterable[tuple[int, int] | None]) -> list[Place | None]:
     first: dict[int, Place] = {}
-    found: list[Place | None] = []
-    for one in addresses:
-        if one is None:
-            found.append(None)
+    places: list[Place | None] = []
+    for address_of_tensor in addresses:
+        if address_of_tensor is None:
+            places.append(None)
             continue
-        storage, address = one
+        storage, address = address_of_tensor
         number, begin = first.setdefault(storage, Place(len(first), address))
-        found.append(Place(number, address - begin))
-    return found
+        places.append(Place(number, address - begin))
+    return places
 
 
 def _build(value: Any, memory: Sequence[torch.Tensor]) -> Any:
@@ -161,9 +161,9 @@ def _build(value: Any, memory: Sequence[torch.Tensor]) -> Any:
     if isinstance(value, Blob):
         return blob(value)
     if isinstance(value, list | tuple):
-        return type(value)(_build(one, memory) for one in value)
+        return type(value)(_build(part, memory) for part in value)
     if isinstance(value, dict):
-        return {key: _build(one, memory) for key, one in value.items()}
+        return {key: _build(part, memory) for key, part in value.items()}
     return value
 
 
@@ -179,10 +179,10 @@ def _show(value: Any, storages: Sequence[Storage]) -> str:
     if isinstance(value, Blob):
         return f"<{value.size} bytes>"
     if isinstance(value, dict):
-        shown = ", ".join(f"{key!r}: {_show(one, storages)}" for key, one in value.items())
+        shown = ", ".join(f"{key!r}: {_show(part, storages)}" for key, part in value.items())
         return f"{{{shown}}}"
     if isinstance(value, list | tuple):
-        shown = ", ".join(_show(one, storages) for one in value[:_SHOWN])
+        shown = ", ".join(_show(part, storages) for part in value[:_SHOWN])
         if len(value) > _SHOWN:
             shown += f", and {len(value) - _SHOWN} more"
         ends = "[]" if isinstance(value, list) else "()"
@@ -250,11 +250,11 @@ def _storages(draw: st.DrawFn, first: int) -> tuple[Storage, ...]:
     # Few sizes and dtypes, so that many parts have the same size: a backend may exchange such parts
     # without noticing it.
     few_sizes, few_dtypes = draw(_few_sizes), draw(_few_dtypes)
-    found = []
+    storages = []
     for index in range(draw(_count)):
         dtype, size = draw(st.sampled_from(few_dtypes)), draw(st.sampled_from(few_sizes))
-        found.append(Storage(size - size % _itemsize(dtype), dtype, first + index))
-    return tuple(found)
+        storages.append(Storage(size - size % _itemsize(dtype), dtype, first + index))
+    return tuple(storages)
 
 
 _one_in_six = st.sampled_from([1, 2, 3, 4, 5, 0])
@@ -292,9 +292,9 @@ def _fill(value: Any, views: list[View]) -> Any:
     if isinstance(value, _Slot):
         return views.pop(0) if views else None
     if isinstance(value, list | tuple):
-        return type(value)(_fill(one, views) for one in value)
+        return type(value)(_fill(part, views) for part in value)
     if isinstance(value, dict):
-        return {key: _fill(one, views) for key, one in value.items()}
+        return {key: _fill(part, views) for key, part in value.items()}
     return value
 
 
@@ -307,6 +307,6 @@ def groups_of_messages(draw: st.DrawFn) -> list[Message]:
 @st.composite
 def lists_of_bytes(draw: st.DrawFn) -> Message:
     """Give a message that is a list of one or more tensors of bytes, each all of its storage."""
-    found = [Storage(storage.size, "uint8", storage.number) for storage in _storages(draw, 0)]
-    storages = tuple(found or [Storage(0, "uint8", 0)])
+    of_bytes = [Storage(storage.size, "uint8", storage.number) for storage in _storages(draw, 0)]
+    storages = tuple(of_bytes or [Storage(0, "uint8", 0)])
     return Message(storages, [_whole(index, one) for index, one in enumerate(storages)])

@@ -60,10 +60,10 @@ def limits_of(config: pytest.Config, backend: str) -> TimeLimits:
 def judge(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Add the result of the requirement to ``report``, and adapt the outcome of ``report`` to it."""
     mark = item.get_closest_marker(REQUIREMENT)
-    found = subject_of(item)
-    if mark is None or found is None or not _is_last_word(report):
+    chosen = subject_of(item)
+    if mark is None or chosen is None or not _is_last_word(report):
         return
-    subject, version = found
+    subject, version = chosen
     capability = mark.kwargs["capability"]
     title, advice = _words(item)
     result = Result(

@@ -265,10 +265,10 @@ def rpc_subject(request: pytest.FixtureRequest) -> Subject:
     """Return the backend under test."""
     from rpc_backends_testing.outcomes import subject_of
 
-    found = subject_of(request.node)
-    if found is None:
+    chosen = subject_of(request.node)
+    if chosen is None:
         raise pytest.UsageError("no backend is named; use --rpc-backend NAME")
-    return found[0]
+    return chosen[0]
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def reports(
         if before is None or before.outcome is not Outcome.FAILED:
             mine[result.id] = result
         about[data["backend"]] = data
-    for name, found in by_backend.items():
+    for name, of_backend in by_backend.items():
         yield Report(
             suite_version=SUITE_VERSION,
             counted_version=about[name]["suite_version"],
@@ -56,9 +56,9 @@ def reports(
             declared=_declared(name),
             started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
             seconds=round(time.time() - started, 1),
-            complete=_is_complete(found),
+            complete=_is_complete(of_backend),
             stopped=stopped,
-            results=list(found.values()),
+            results=list(of_backend.values()),
         )
 
 
@@ -108,11 +108,11 @@ def verdict(report: Report) -> str:
 
 
 def _others(report: Report, outcome: Outcome, title: str) -> Iterator[str]:
-    found = report.reasons(outcome)
-    if found:
+    reasons = report.reasons(outcome)
+    if reasons:
         yield ""
         yield f"{title}:"
-    for what, reason in found:
+    for what, reason in reasons:
         yield f"  {what}: {reason}"
 
 
@@ -178,5 +178,5 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _is_complete(found: dict[str, Result]) -> bool:
-    return manifest.requirements().keys() <= found.keys()
+def _is_complete(results: dict[str, Result]) -> bool:
+    return manifest.requirements().keys() <= results.keys()

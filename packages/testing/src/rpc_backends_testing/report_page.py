@@ -74,7 +74,11 @@ def render(report: Report) -> str:
 def _columns(report: Report) -> list[Outcome]:
     """Return the outcomes to count: passed, failed, and others that occurred."""
     there = report.count()
-    return [one for one in Outcome if there[one] or one in (Outcome.PASSED, Outcome.FAILED)]
+    return [
+        outcome
+        for outcome in Outcome
+        if there[outcome] or outcome in (Outcome.PASSED, Outcome.FAILED)
+    ]
 
 
 def _outcomes(report: Report) -> str:

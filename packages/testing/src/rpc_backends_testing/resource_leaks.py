@@ -61,13 +61,13 @@ def _sockets() -> dict[str, str]:
 
 def shared_memory() -> frozenset[str]:
     """Return the names of this user's objects in shared memory."""
-    found = set()
+    names = set()
     with contextlib.suppress(FileNotFoundError):  # a system without shared memory
         for path in SHARED_MEMORY.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_uid == os.geteuid():
-                    found.add(path.name)
-    return frozenset(found)
+                    names.add(path.name)
+    return frozenset(names)
 
 
 def abandoned(names: frozenset[str]) -> list[str]:

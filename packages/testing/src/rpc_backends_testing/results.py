@@ -113,9 +113,9 @@ class Report:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Report:
         """Return the report that :meth:`to_json` has converted to ``data``."""
-        names = {one.name for one in fields(cls)}
+        names = {field.name for field in fields(cls)}
         facts = {name: value for name, value in data.items() if name in names}
-        return cls(**{**facts, "results": [Result.from_json(one) for one in data["results"]]})
+        return cls(**{**facts, "results": [Result.from_json(field) for field in data["results"]]})
 
     @property
     def verdict(self) -> str:
@@ -179,7 +179,7 @@ class Report:
 
     def count(self, results: Iterable[Result] | None = None) -> Counter[Outcome]:
         """Count the outcomes of all results, or of some."""
-        return Counter(one.outcome for one in (self.results if results is None else results))
+        return Counter(result.outcome for result in (self.results if results is None else results))
 
     def chapters(self) -> dict[str, list[Result]]:
         """Return the results by chapter, in the order of the chapters."""
@@ -192,17 +192,17 @@ class Report:
 
     def reasons(self, outcome: Outcome) -> list[tuple[str, str]]:
         """Return what has this outcome, and why: ids of requirements, or a whole chapter in one entry."""
-        found: list[tuple[str, str]] = []
+        ids_and_reasons: list[tuple[str, str]] = []
         for name, results in self.chapters().items():
             if len(results) > 1 and {(r.outcome, r.reason) for r in results} == {
                 (outcome, results[0].reason)
             }:
-                found.append((f"{name} ({len(results)} requirements)", results[0].reason))
+                ids_and_reasons.append((f"{name} ({len(results)} requirements)", results[0].reason))
             else:
-                found += [
+                ids_and_reasons += [
                     (result.id, result.reason) for result in results if result.outcome is outcome
                 ]
-        return found
+        return ids_and_reasons
 
     def capabilities(self) -> dict[str, str]:
         """Return the state of each capability that is declared or was tested.

@@ -107,7 +107,9 @@ class RunDisplay:
     def _end_chapter(self, chapter: str) -> None:
         if self._live is None:
             counts = Counter(self._outcomes.get(chapter, {}).values())
-            said = ", ".join(f"{counts[one]} {one}" for one in Outcome if counts[one])
+            said = ", ".join(
+                f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome]
+            )
             self._print(f"{chapter}: {said} ({time.monotonic() - self._begin:.0f} s)")
 
     def _print(self, text: str, style: str = "") -> None:

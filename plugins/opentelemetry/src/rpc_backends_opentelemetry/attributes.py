@@ -23,16 +23,16 @@ def attributes_of(call: Mapping[str, Any], peer: str) -> Attributes:
     :param peer: the name of the other worker; empty if it is not known.
     """
     state = str(call["state"])
-    found: Attributes = {
+    attributes: Attributes = {
         "rpc.system.name": SYSTEM,
         "rpc.method": str(call["method"]),
         "rpc.response.status_code": status_code(state),
     }
     if state != ANSWERED:
-        found["error.type"] = status_code(state)
+        attributes["error.type"] = status_code(state)
     if peer:
-        found["client.address" if call["incoming"] else "server.address"] = peer
-    return found
+        attributes["client.address" if call["incoming"] else "server.address"] = peer
+    return attributes
 
 
 def status_code(state: str) -> str:

@@ -11,6 +11,8 @@ from rpc_backends_core.spi import RefusedError, hookimpl
 #: The version of rpc_backends_core.spi that this package was written for.
 spi_version = (1, 0)
 _VARIABLE = "RPC_BACKENDS_OTEL"
+#: The variable of this package, with its meaning.
+VARIABLES = {_VARIABLE: "whether the calls of this worker are reported as traces and metrics"}
 
 
 @hookimpl(wrapper=True)

@@ -66,15 +66,15 @@ class Durations:
 
         def collect_with_calls(*arguments: Any, **options: Any) -> Any:
             nonlocal since
-            found = collect(*arguments, **options)
-            if found is None or not found.resource_metrics:
-                return found
+            collected = collect(*arguments, **options)
+            if collected is None or not collected.resource_metrics:
+                return collected
             rows, now = self._rows(), time.time_ns()
             added = self._metrics(_less(rows, last) if is_delta else rows, since, now, is_delta)
             if is_delta:
                 last.update(rows)
                 since = now
-            first, *others = found.resource_metrics
+            first, *others = collected.resource_metrics
             # Exporters merge nothing, so the histograms go to the metrics of this scope.
             scopes = [
                 replace(scope, metrics=[*scope.metrics, *added])
@@ -82,7 +82,9 @@ class Durations:
                 else scope
                 for scope in first.scope_metrics
             ]
-            return replace(found, resource_metrics=[replace(first, scope_metrics=scopes), *others])
+            return replace(
+                collected, resource_metrics=[replace(first, scope_metrics=scopes), *others]
+            )
 
         reader._set_collect_callback(collect_with_calls)
 
@@ -93,7 +95,7 @@ class Durations:
             buckets, sum_us = series["buckets"], series["sum_us"]
             if key in rows:  # workers that had the same name
                 known, known_us = rows[key]
-                buckets = [one + other for one, other in zip(buckets, known, strict=True)]
+                buckets = [count + other for count, other in zip(buckets, known, strict=True)]
                 sum_us += known_us
             rows[key] = (buckets, sum_us)
         return rows
@@ -112,7 +114,7 @@ class Durations:
         temporality = (
             AggregationTemporality.DELTA if is_delta else AggregationTemporality.CUMULATIVE
         )
-        found = []
+        metrics = []
         for incoming, (name, description) in _HISTOGRAMS.items():
             points = [
                 HistogramDataPoint(
@@ -131,8 +133,8 @@ class Durations:
             ]
             if points:
                 data = Histogram(data_points=points, aggregation_temporality=temporality)
-                found.append(Metric(name=name, description=description, unit="s", data=data))
-        return found
+                metrics.append(Metric(name=name, description=description, unit="s", data=data))
+        return metrics
 
 
 def _key(attributes: Attributes) -> _Key:
@@ -143,14 +145,14 @@ def _less(
     rows: Mapping[tuple[bool, _Key], _Row], last: Mapping[tuple[bool, _Key], _Row]
 ) -> dict[tuple[bool, _Key], _Row]:
     """Return what was added since the last collection."""
-    found = dict(rows)
+    rest = dict(rows)
     for key, (before, before_us) in last.items():
         buckets, sum_us = rows[key]
-        found[key] = (
+        rest[key] = (
             [now - then for now, then in zip(buckets, before, strict=True)],
             sum_us - before_us,
         )
-    return found
+    return rest
 
 
 class Instruments:

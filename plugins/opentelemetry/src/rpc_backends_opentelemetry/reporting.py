@@ -137,12 +137,12 @@ class Reporter:
 
 def _state(agent: Any) -> dict[str, float]:
     """Return the values of the gauges: of an agent, of RRefs and of distributed autograd."""
-    found: dict[str, float] = {}
+    state: dict[str, float] = {}
     for values in ({} if agent is None else agent.get_debug_info(), torch_internals.debug_info()):
         for name, value in values.items():
             with contextlib.suppress(ValueError):  # not a number
-                found[f"rpc_backends.{name}"] = float(value)
-    return found
+                state[f"rpc_backends.{name}"] = float(value)
+    return state
 
 
 def _flush() -> None:

@@ -71,7 +71,7 @@ def _exporters(signal: str) -> list[type[Any]]:
     """
     variable = f"OTEL_{signal.upper()}_EXPORTER"
     names = [name.strip() for name in (os.environ.get(variable) or "otlp").split(",")]
-    found = []
+    exporters = []
     for name in names:
         if name == "none":
             continue
@@ -81,8 +81,8 @@ def _exporters(signal: str) -> list[type[Any]]:
             raise SettingError(
                 f"the exporter {name!r} of {variable} is not installed; {_package_of(name, wanted)}"
             )
-        found.append(matches[0].load())
-    return found
+        exporters.append(matches[0].load())
+    return exporters
 
 
 def _otlp(signal: str) -> str:

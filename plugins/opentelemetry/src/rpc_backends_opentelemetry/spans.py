@@ -98,9 +98,9 @@ def ratio_of(sampler: Any) -> float:
     it takes every trace.
     """
     describe: Callable[[], str] = getattr(sampler, "get_description", str)
-    found = _SAMPLER.match(describe())
-    if not found:
+    match = _SAMPLER.match(describe())
+    if not match:
         _log.warning("the sampler %s is not known here: every RPC trace is sampled", describe())
         return 1.0
-    always, never, ratio = found.groups()
+    always, never, ratio = match.groups()
     return 1.0 if always else 0.0 if never else float(ratio)

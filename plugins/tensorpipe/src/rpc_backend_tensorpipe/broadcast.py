@@ -57,20 +57,20 @@ def send_to_all(addresses: Sequence[Address], message: bytes, timeout: float) ->
             stack.enter_context(connection)
             connection.setblocking(False)
             if connection.connect_ex((host, port)) in (0, errno.EINPROGRESS):
-                one = _Delivery(place, connection, memoryview(message))
-                selector.register(connection, selectors.EVENT_WRITE, one)
+                delivery = _Delivery(place, connection, memoryview(message))
+                selector.register(connection, selectors.EVENT_WRITE, delivery)
         while selector.get_map():
             left = end - time.monotonic()
             if left <= 0:
                 break
             for ready, _ in selector.select(None if left == math.inf else left):
-                one = ready.data
-                outcome = one.go_on()
+                delivery = ready.data
+                outcome = delivery.go_on()
                 if outcome is not None:
-                    taken[one.place] = outcome
-                    selector.unregister(one.connection)
-                elif not one.rest:
-                    selector.modify(one.connection, selectors.EVENT_READ, one)
+                    taken[delivery.place] = outcome
+                    selector.unregister(delivery.connection)
+                elif not delivery.rest:
+                    selector.modify(delivery.connection, selectors.EVENT_READ, delivery)
     return taken
 
 
@@ -134,17 +134,17 @@ class _Delivery:
 
 def _read(connection: socket.socket, size: int, end: float) -> bytes | None:
     """Read ``size`` bytes; return None if they do not arrive before ``end``."""
-    found = bytearray()
-    while len(found) < size:
+    received = bytearray()
+    while len(received) < size:
         left = end - time.monotonic()
         if left <= 0:
             return None
         connection.settimeout(left)
         try:
-            piece = connection.recv(min(size - len(found), 1 << 16))
+            piece = connection.recv(min(size - len(received), 1 << 16))
         except OSError:
             return None
         if not piece:
             return None
-        found += piece
-    return bytes(found)
+        received += piece
+    return bytes(received)

@@ -157,10 +157,10 @@ class Membership:
             spare = range(_MAX_WORKER_ID, -1, -1)
             chosen = next(
                 (
-                    one
+                    worker_id
                     for ids in (candidates, spare)
-                    for one in ids
-                    if one not in state.used and one <= _MAX_WORKER_ID
+                    for worker_id in ids
+                    if worker_id not in state.used and worker_id <= _MAX_WORKER_ID
                 ),
                 -1,
             )

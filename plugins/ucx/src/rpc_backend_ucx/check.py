@@ -70,8 +70,8 @@ def _transports(there: list[str]) -> Finding:
         transport, _, device = one.partition("/")
         devices.setdefault(transport, []).append(device)
     shown = [
-        transport if found == ["memory"] else f"{transport} ({', '.join(found)})"
-        for transport, found in devices.items()
+        transport if of_transport == ["memory"] else f"{transport} ({', '.join(of_transport)})"
+        for transport, of_transport in devices.items()
     ]
     text = f"UCX has {', '.join(shown)}. The settings below say which of them workers use"
     return Finding("ok", "transports here", text, {"transports": devices})
@@ -79,9 +79,9 @@ def _transports(there: list[str]) -> Finding:
 
 def _missing(there: list[str]) -> list[Finding]:
     """Return a finding for each faster transport that is missing."""
-    has = {one.partition("/")[0] for one in there}
+    has = {transport.partition("/")[0] for transport in there}
     findings = []
-    if not any(one.startswith(_RDMA) for one in has):
+    if not any(transport.startswith(_RDMA) for transport in has):
         why = (
             "UCX finds none in /dev/infiniband; the wheel libucx-cu12 may be built without RDMA"
             if _INFINIBAND.exists()
@@ -107,7 +107,7 @@ def _missing(there: list[str]) -> list[Finding]:
 
 def _cma(there: list[str], here: Settings) -> list[Finding]:
     scheme = here.more.get("RNDV_SCHEME") or os.environ["UCX_RNDV_SCHEME"]
-    if scheme == "am" or any(one.startswith("cma/") for one in there):
+    if scheme == "am" or any(transport.startswith("cma/") for transport in there):
         return []
     text = (
         "large tensors within this host are copied twice, because workers may not read each "
@@ -159,16 +159,18 @@ def _addresses(here: Settings, environ: Mapping[str, str]) -> list[Finding]:
         used = native().resources(here.config(watches_processes=processes.can_watch()))
     except RuntimeError:
         return []  # the finding about two workers has the reason
-    names_of_devices = [one.partition("/")[2] for one in used if one.startswith("tcp/")]
+    names_of_devices = [
+        interface.partition("/")[2] for interface in used if interface.startswith("tcp/")
+    ]
     first: dict[str, str] = {}  # UCX prefers IPv4, and so does the order of the interfaces
-    for one in interfaces():
-        first.setdefault(one.name, one.address)
-    found = {name: first[name] for name in names_of_devices if name in first}
-    if not found:
+    for interface in interfaces():
+        first.setdefault(interface.name, interface.address)
+    addresses = {name: first[name] for name in names_of_devices if name in first}
+    if not addresses:
         return []
-    shown = ", ".join(f"{address} ({name})" for name, address in found.items())
-    data = {"addresses": found, "why": why}
-    if all(is_loopback(address) for address in found.values()):
+    shown = ", ".join(f"{address} ({name})" for name, address in addresses.items())
+    data = {"addresses": addresses, "why": why}
+    if all(is_loopback(address) for address in addresses.values()):
         text = f"{shown}: workers on other hosts cannot reach it; {why}"
         return [Finding("warning", "address", text, data)]
     text = f"{shown}; each peer uses one that it can reach; {why}"
@@ -179,12 +181,14 @@ def _between(here: Settings) -> Finding:
     """Return which transports two workers of this process would use for each other."""
     about = "two workers here"
     try:
-        found = transports_between_two(here)
+        transports = transports_between_two(here)
     except RuntimeError as error:
         return Finding("problem", about, f"they cannot communicate: {error}")
-    if not found:
+    if not transports:
         return Finding("problem", about, "they cannot communicate: no answer")
-    return Finding("ok", about, f"communicate over {found}", {"transports": found.split()})
+    return Finding(
+        "ok", about, f"communicate over {transports}", {"transports": transports.split()}
+    )
 
 
 def transports_between_two(here: Settings) -> str:

@@ -72,15 +72,15 @@ class Settings:
         :param watches_processes: whether this worker can watch for the end of processes on this host.
         """
         needs_keepalive = self.trusted_network or not watches_processes
-        found = {
+        config = {
             **self.more,
             **_ALWAYS,
             "TLS": ",".join(self.transports),
             "KEEPALIVE_INTERVAL": f"{self.keepalive:g}s" if needs_keepalive else "inf",
         }
         if self.net_devices is not None:
-            found["NET_DEVICES"] = ",".join(self.net_devices)
-        return list(found.items())
+            config["NET_DEVICES"] = ",".join(self.net_devices)
+        return list(config.items())
 
 
 def settings_of(

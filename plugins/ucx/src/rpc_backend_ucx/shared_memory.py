@@ -78,34 +78,34 @@ def is_needed(transports: tuple[str, ...]) -> bool:
     return is_used(transports) and _NEED_POSIX.issuperset(transports)
 
 
-def too_small(found: Room) -> str:
+def too_small(room: Room) -> str:
     """Return what to say of a shared memory that is too small for a worker."""
     return (
-        f"{found}, and UCX takes up to {_mib(PER_WORKER)} of it for each worker. Enlarge it: docker run "
+        f"{room}, and UCX takes up to {_mib(PER_WORKER)} of it for each worker. Enlarge it: docker run "
         "--shm-size=1g (or --ipc=host), an emptyDir with medium: Memory at /dev/shm in Kubernetes, "
         "or mount -o remount,rw,size=1g /dev/shm"
     )
 
 
-def check_room(transports: tuple[str, ...], found: Room) -> str | None:
+def check_room(transports: tuple[str, ...], room: Room) -> str | None:
     """Check that there is shared memory for a worker.
 
     :returns: a warning; None if there is nothing to say.
     :raises AddressError: there is too little, and the worker cannot do without.
     """
-    if not is_used(transports) or found.is_enough:
+    if not is_used(transports) or room.is_enough:
         return None
     if is_needed(transports):
-        raise AddressError(f"{too_small(found)}. {_TCP}.")
-    return f"{too_small(found)}. Until then, set transports without posix"
+        raise AddressError(f"{too_small(room)}. {_TCP}.")
+    return f"{too_small(room)}. Until then, set transports without posix"
 
 
-def crowd(workers: int, found: Room) -> str | None:
+def crowd(workers: int, room: Room) -> str | None:
     """Return a warning if the workers of this host may fill the shared memory; None if they cannot."""
-    if workers * PER_WORKER <= found.size:
+    if workers * PER_WORKER <= room.size:
         return None
     return (
-        f"{found.folder} has {_mib(found.size)}, and {workers} workers of this host may take up to "
+        f"{room.folder} has {_mib(room.size)}, and {workers} workers of this host may take up to "
         f"{_mib(workers * PER_WORKER)} of it under load. UCX ends a worker that gets no more. Enlarge it "
         "(docker run --shm-size=1g)"
     )

@@ -60,34 +60,34 @@ def fields(data: Any, what: str, of: type) -> dict[str, Any]:
     return data
 
 
-def text(found: dict[str, Any], name: str, limit: int) -> str:
+def text(fields: dict[str, Any], name: str, limit: int) -> str:
     """Return a field that is a string of at most ``limit`` characters.
 
     :raises MalformedError: it is not.
     """
-    value = found[name]
+    value = fields[name]
     if not isinstance(value, str) or len(value) > limit:
         raise MalformedError(f"its {name!r} is not a string of at most {limit} characters")
     return value
 
 
-def number(found: dict[str, Any], name: str, limit: int) -> int:
+def number(fields: dict[str, Any], name: str, limit: int) -> int:
     """Return a field that is an integer from 0 to ``limit``.
 
     :raises MalformedError: it is not.
     """
-    value = found[name]
+    value = fields[name]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
         raise MalformedError(f"its {name!r} is not an integer from 0 to {limit}")
     return value
 
 
-def session(found: dict[str, Any]) -> str:
+def session(fields: dict[str, Any]) -> str:
     """Return the field ``session``: 32 hexadecimal digits.
 
     :raises MalformedError: it has another form.
     """
-    value = text(found, "session", SESSION_DIGITS)
+    value = text(fields, "session", SESSION_DIGITS)
     if not _SESSION.fullmatch(value):
         raise MalformedError(f"its 'session' is not {SESSION_DIGITS} hexadecimal digits")
     return value

@@ -24,12 +24,12 @@ def check_device_maps(checks: OptionChecks, value: Any) -> dict[str, DeviceMap]:
         return {}
     if not isinstance(value, Mapping):
         raise checks.wrong_type("device_maps", value, wanted)
-    found = {}
+    maps = {}
     for callee, map_ in value.items():
         if not isinstance(callee, str) or not isinstance(map_, Mapping):
             raise checks.wrong_type("device_maps", value, wanted)
-        found[callee] = _device_map(checks, callee, map_)
-    return found
+        maps[callee] = _device_map(checks, callee, map_)
+    return maps
 
 
 def check_devices(checks: OptionChecks, value: Any) -> list[torch.device]:
@@ -43,14 +43,14 @@ def check_devices(checks: OptionChecks, value: Any) -> list[torch.device]:
         return []
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise checks.wrong_type("devices", value, 'a list such as ["cuda:0", "cuda:1"]')
-    found = [_device(checks, "devices", one) for one in value]
-    for device in found:
+    devices = [_device(checks, "devices", one) for one in value]
+    for device in devices:
         if device.type == "cpu":
             raise ValueError(
                 f"devices contains {str(device)!r}; {checks.backend} needs accelerators there. Tensors "
                 "on the CPU can be sent without it."
             )
-    return found
+    return devices
 
 
 def _device_map(checks: OptionChecks, callee: str, map_: Mapping[Any, Any]) -> DeviceMap:

@@ -198,7 +198,7 @@ class DeclaredOptions(RpcBackendOptions):
     def __init_subclass__(cls, **more: Any) -> None:
         """Make the signature, the documentation and the constructor of the subclass."""
         super().__init_subclass__(**more)
-        own = {name: one for name, one in vars(cls).items() if isinstance(one, Option)}
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, Option)}
         types = {name: _parameter_type(inspect.get_annotations(cls)[name]) for name in own}
         inherited = getattr(cls, "_TYPES", {})
         cls._TYPES = {**inherited, **types}
@@ -251,12 +251,16 @@ class DeclaredOptions(RpcBackendOptions):
     @classmethod
     def parameters_in_words(cls) -> str:
         """Return a ``:param:`` line for each option, for a docstring."""
-        return "\n".join(f":param {one.name}: {one.meaning}." for one in cls.DECLARED.values())
+        return "\n".join(
+            f":param {option.name}: {option.meaning}." for option in cls.DECLARED.values()
+        )
 
     @classmethod
     def variables(cls) -> dict[str, str]:
         """Return each environment variable with its meaning."""
-        return {one.variable: one.meaning for one in cls.DECLARED.values() if one.variable}
+        return {
+            option.variable: option.meaning for option in cls.DECLARED.values() if option.variable
+        }
 
     def native(self, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
         """Return the values for the transport in C++, by the names that it uses.
@@ -266,9 +270,11 @@ class DeclaredOptions(RpcBackendOptions):
         :raises SettingError: the value of a variable is invalid.
         """
         return {
-            one.name if one.native is True else str(one.native): one.value_in(self, environ)
-            for one in self.DECLARED.values()
-            if one.native
+            option.name if option.native is True else str(option.native): option.value_in(
+                self, environ
+            )
+            for option in self.DECLARED.values()
+            if option.native
         }
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -310,7 +316,7 @@ def _constructor(cls: type[DeclaredOptions]) -> Any:
 def _parameter_type(annotation: Any) -> str:
     """Return ``P`` of the annotation ``Option[T, P]``, as it is written in the source."""
     if not isinstance(annotation, str):  # in a module without `from __future__ import annotations`
-        given = [one for one in get_args(annotation) if not isinstance(one, TypeVar)]
+        given = [argument for argument in get_args(annotation) if not isinstance(argument, TypeVar)]
         return inspect.formatannotation(given[-1] if given else annotation)
     node = ast.parse(annotation, mode="eval").body
     if not isinstance(node, ast.Subscript) or "Option" not in ast.unparse(node.value):

@@ -160,22 +160,22 @@ def find(
     :param file: the option ``secret_file``.
     :raises SecretError: a secret is invalid or unreadable, or two sources give different secrets.
     """
-    found = [] if given is None else [given]
+    secrets = [] if given is None else [given]
     if file is not None:
-        found.append(read(file, f"the option secret_file ({file})"))
+        secrets.append(read(file, f"the option secret_file ({file})"))
     in_environment = variables.text(variable(backend), environ)
     if in_environment is not None:
-        found.append(parse(in_environment, variable(backend)))
+        secrets.append(parse(in_environment, variable(backend)))
     named = variables.text(file_variable(backend), environ)
     if named is not None:
-        found.append(read(named, f"{file_variable(backend)} ({named})"))
-    for other in found[1:]:
-        if other != found[0]:
+        secrets.append(read(named, f"{file_variable(backend)} ({named})"))
+    for other in secrets[1:]:
+        if other != secrets[0]:
             raise SecretError(
-                f"{found[0].source} and {other.source} give different secrets (fingerprints "
-                f"{found[0].fingerprint} and {other.fingerprint}). Remove one of them."
+                f"{secrets[0].source} and {other.source} give different secrets (fingerprints "
+                f"{secrets[0].fingerprint} and {other.fingerprint}). Remove one of them."
             )
-    return found[0] if found else None
+    return secrets[0] if secrets else None
 
 
 def _text(key: bytes) -> str:

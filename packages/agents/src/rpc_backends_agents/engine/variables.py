@@ -28,7 +28,7 @@ def unknown(
     backend: str, known: Iterable[str], environ: Mapping[str, str] = os.environ
 ) -> list[tuple[str, str | None]]:
     """Return each variable with the backend's prefix that is not ``known``, and the closest known one."""
-    found = []
+    names_and_closest = []
     start = prefix(backend)
     names = set(known)
     endings = [name.removeprefix(start) for name in names]
@@ -36,8 +36,8 @@ def unknown(
         if name.startswith(start) and name not in names:
             # Compare without the prefix: it is common to all names and would make them all look close.
             close = nearest(name.removeprefix(start), endings)
-            found.append((name, None if close is None else start + close))
-    return found
+            names_and_closest.append((name, None if close is None else start + close))
+    return names_and_closest
 
 
 def warn_of_unknown(

@@ -53,8 +53,8 @@ def throughput(me: WorkerContext, in_flight: int, seconds: float) -> float:
         callee.wait(waiting.popleft())
         waiting.append(callee.start())
         made += 1
-    for one in waiting:
-        callee.wait(one)
+    for reply in waiting:
+        callee.wait(reply)
     return made / (time.perf_counter() - begin)
 
 

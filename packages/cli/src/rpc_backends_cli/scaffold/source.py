@@ -32,11 +32,11 @@ def installed_from() -> Origin:
 
 def origin_of(record: str) -> Origin:
     """Return the clone or URL that a file ``direct_url.json`` names."""
-    found = json.loads(record)
-    url = str(found.get("url", ""))
-    if "vcs_info" in found:
+    direct_url = json.loads(record)
+    url = str(direct_url.get("url", ""))
+    if "vcs_info" in direct_url:
         return Origin(url=url)
-    if "dir_info" not in found:
+    if "dir_info" not in direct_url:
         return Origin()  # a wheel
     clone = Path(unquote(urlsplit(url).path)).parents[1]  # it is in packages/cli
     return Origin(clone=str(clone)) if (clone / "packages" / "agents").is_dir() else Origin()

@@ -95,13 +95,13 @@ def _author(text: str) -> str:
     """Return an author as a table for pyproject.toml; JSON strings are valid in TOML."""
     name, address = _name_and_address(text)
     fields = [("name", name), ("email", address)]
-    found = ", ".join(f"{key} = {json.dumps(value)}" for key, value in fields if value)
-    return f"{{ {found} }}"
+    fields_in_toml = ", ".join(f"{key} = {json.dumps(value)}" for key, value in fields if value)
+    return f"{{ {fields_in_toml} }}"
 
 
 def _name_and_address(text: str) -> tuple[str, str]:
-    found = re.fullmatch(r"\s*([^<>]*?)\s*<\s*([^<>]+?)\s*>\s*", text)
-    return (found[1], found[2]) if found else (text.strip(), "")
+    match = re.fullmatch(r"\s*([^<>]*?)\s*<\s*([^<>]+?)\s*>\s*", text)
+    return (match[1], match[2]) if match else (text.strip(), "")
 
 
 def _holder(author: str | None, names: Names) -> str:

@@ -254,8 +254,8 @@ def test_only_what_requires_it(me: WorkerContext) -> None:
         result = expect(sync("worker1", product, args=(x, y))).returns()
         backward(context, result.sum())
         expect(gradient(context, x)).gives(y)
-        found = y in dist_autograd.get_gradients(context)
-        expect(fact("a gradient of a tensor that requires none", found)).gives(False)
+        has_gradient = y in dist_autograd.get_gradients(context)
+        expect(fact("a gradient of a tensor that requires none", has_gradient)).gives(False)
 
 
 @in_group(2)
@@ -389,8 +389,8 @@ def test_not_in_grad(me: WorkerContext) -> None:
     rref = rpc.remote("worker1", Linear)
     with dist_autograd.context() as context:
         backward(context, rref.rpc_sync().forward(x).sum())
-        found = len(dist_autograd.get_gradients(context))
-        expect(fact("gradients in the context", found)).gives(1)
+        number = len(dist_autograd.get_gradients(context))
+        expect(fact("gradients in the context", number)).gives(1)
         expect(fact("x.grad", x.grad)).gives(None)
         expect(doing("`.grad` of the parameters on worker1", rref.rpc_sync().grads)).gives(
             [None, None]

@@ -217,10 +217,10 @@ def script_add(left: torch.Tensor, right: int = 3) -> torch.Tensor:
 
 @_script
 def script_collect(values: dict[str, list[int]], factor: float) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+    pairs: list[tuple[str, float]] = []
     for name, numbers in values.items():
-        found.append((name, factor * sum(numbers)))
-    return found
+        pairs.append((name, factor * sum(numbers)))
+    return pairs
 
 
 @_script

@@ -125,7 +125,7 @@ def _filled(name: str, *shape: int) -> torch.Tensor:
 def samples(name: str) -> dict[str, torch.Tensor]:
     """Return tensors of a dtype with each kind of strides, the same in every process."""
     plain = _filled(name, 6, 5)
-    found = {
+    tensors = {
         "contiguous": plain,
         "zero-dim": plain[5, 2],
         "transposed": plain.t(),
@@ -133,7 +133,11 @@ def samples(name: str) -> dict[str, torch.Tensor]:
         "expanded": plain[:, 2:3].expand(6, 4),
     }
     # Torch's own unpickler crashes on a quantized tensor without elements.
-    return found if name in QUANTIZED else {**found, "empty": plain[:0], "no columns": plain[:, :0]}
+    return (
+        tensors
+        if name in QUANTIZED
+        else {**tensors, "empty": plain[:0], "no columns": plain[:, :0]}
+    )
 
 
 def pattern(size: int) -> torch.Tensor:

@@ -130,8 +130,8 @@ def test_no_such_target(rpc_groups: Groups) -> None:
 def use_map(me: WorkerContext) -> None:
     there_and_back(me, "worker1", "cpu", "cpu")
     info = rpc.get_worker_info("worker1")
-    found = rpc.api._get_current_rpc_agent()._get_device_map(info)
-    expect(fact("agent._get_device_map(worker1)", found)).gives(
+    device_map = rpc.api._get_current_rpc_agent()._get_device_map(info)
+    expect(fact("agent._get_device_map(worker1)", device_map)).gives(
         {torch.device("cpu"): torch.device("cpu")}
     )
 

@@ -49,14 +49,16 @@ def hold() -> str:
     return "let go" if LET_GO.wait(20) else "nobody let go"
 
 
-def is_text(found: Any) -> bool:
-    return type(found) is dict and all(type(each) is str for pair in found.items() for each in pair)
+def is_text(metrics: Any) -> bool:
+    return type(metrics) is dict and all(
+        type(each) is str for pair in metrics.items() for each in pair
+    )
 
 
-def is_numeric(found: Any) -> bool:
+def is_numeric(metrics: Any) -> bool:
     """Return whether every value is the text of a number."""
     try:
-        for value in found.values():
+        for value in metrics.values():
             float(value)
     except ValueError:
         return False
@@ -106,11 +108,11 @@ def test_gil_wait(me: WorkerContext) -> None:
 @in_group(2)
 def test_debug_info(me: WorkerContext) -> None:
     """`agent.get_debug_info()` returns a dict of strings to strings that includes the metrics."""
-    found = expect(doing("agent.get_debug_info()", agents_debug_info)).satisfies(
+    info = expect(doing("agent.get_debug_info()", agents_debug_info)).satisfies(
         "a dict of str to str", is_text
     )
     names = set(expect(doing("agent.get_metrics()", metrics)).returns())
-    expect(fact("names of metrics that get_debug_info() lacks", sorted(names - set(found)))).gives(
+    expect(fact("names of metrics that get_debug_info() lacks", sorted(names - set(info)))).gives(
         []
     )
 

@@ -120,8 +120,8 @@ def drop(key: str) -> None:
 
 def counts() -> dict[str, int]:
     """Return this worker's counts of RRefs."""
-    found = rpc._rref_context_get_debug_info()
-    return {key: int(found[key]) for key in sorted(found)}
+    info = rpc._rref_context_get_debug_info()
+    return {key: int(info[key]) for key in sorted(info)}
 
 
 def counts_when(wanted: dict[str, int]) -> Any:
@@ -141,10 +141,10 @@ def made_when(wanted: int) -> Any:
 
 def _when(look: Callable[[], Any], wanted: Any) -> Any:
     end = time.monotonic() + SOON
-    while (found := look()) != wanted and time.monotonic() < end:
+    while (value := look()) != wanted and time.monotonic() < end:
         gc.collect()
         time.sleep(0.005)
-    return found
+    return value
 
 
 NOTHING = {"num_owner_rrefs": 0, "num_forks": 0, "num_pending_users": 0}

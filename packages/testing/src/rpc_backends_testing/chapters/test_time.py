@@ -199,8 +199,8 @@ def _until_handled() -> None:
 def _pending_in_torch() -> int:
     from torch.distributed.rpc import _rref_context_get_debug_info
 
-    found = _rref_context_get_debug_info()
-    return int(found["num_pending_futures"]) + int(found["num_pending_users"])
+    info = _rref_context_get_debug_info()
+    return int(info["num_pending_futures"]) + int(info["num_pending_users"])
 
 
 @in_group(2, rpc_timeout=DEFAULT)
@@ -355,7 +355,7 @@ COUNTS = ("agent.client_active_calls", "agent.num_pending_requests")
 
 def _pending() -> dict[str, int]:
     """Return this worker's numbers of pending requests that are not 0."""
-    found = rpc.api._get_current_rpc_agent().get_debug_info()
-    counts = {name: int(found[name]) for name in COUNTS if name in found}
+    info = rpc.api._get_current_rpc_agent().get_debug_info()
+    counts = {name: int(info[name]) for name in COUNTS if name in info}
     counts["num_pending_futures"] = _pending_in_torch()
     return {name: count for name, count in counts.items() if count}

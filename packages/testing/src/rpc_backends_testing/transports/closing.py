@@ -236,12 +236,12 @@ class ClosingTests:
             for _ in range(4):
                 cutting.cut(cutting.connections() - cutting.before)
                 _talk_again(zero, one)
-            found = remainder.now(2 * transports.limits.seconds)
-            if found != "nothing":
+            left = remainder.now(2 * transports.limits.seconds)
+            if left != "nothing":
                 raise zero.deviation(
                     "(four times, the connections to worker1 are cut and made again)",
                     "no more sockets, files and threads than before",
-                    f"{found} more",
+                    f"{left} more",
                 )
 
 

@@ -110,8 +110,8 @@ def _both(
     """Return ``connections`` and ``cut`` for the connections of both processes."""
 
     def connections() -> set[str]:
-        found: set[str] = there.call("connections")
-        return here.connections() | found
+        peers: set[str] = there.call("connections")
+        return here.connections() | peers
 
     def cut(names: set[str]) -> None:
         here.cut(names)

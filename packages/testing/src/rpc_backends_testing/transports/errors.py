@@ -119,9 +119,9 @@ class ErrorTests:
                     raise zero.deviation(
                         f"send(1, [4 B], reply={reply}) after close()", "an error", "none"
                     )
-            found = remainder.now(1.0)
-            if found != "nothing":
-                raise zero.deviation("send(1, [4 B]) after close()", "nothing is opened", found)
+            left = remainder.now(1.0)
+            if left != "nothing":
+                raise zero.deviation("send(1, [4 B]) after close()", "nothing is opened", left)
 
     def test_methods_after_close(self, transports: Workers) -> None:
         """`forget`, `reject` and `metrics` raise no error after `close`: other threads may call them."""
@@ -184,8 +184,8 @@ def _still_works(sender: Worker, receiver: Worker) -> None:
 
 
 def _metrics(worker: Worker) -> None:
-    found: Any = worker.metrics()
-    if type(found) is not dict or not all(
-        type(text) is str for pair in found.items() for text in pair
+    metrics: Any = worker.metrics()
+    if type(metrics) is not dict or not all(
+        type(text) is str for pair in metrics.items() for text in pair
     ):
-        raise worker.deviation("metrics()", "a dict of str to str", repr(found))
+        raise worker.deviation("metrics()", "a dict of str to str", repr(metrics))

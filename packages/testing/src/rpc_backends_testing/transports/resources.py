@@ -35,12 +35,12 @@ def cut(names: set[str]) -> None:
 
 def listening() -> list[object]:
     """Return the addresses at which stream sockets of this process listen: of TCP and of paths."""
-    found: list[object] = []
+    sockets: list[object] = []
     for descriptor in _sockets().values():
         with contextlib.suppress(OSError), _duplicate(descriptor) as one:
             if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.append(one.getsockname())
-    return found
+                sockets.append(one.getsockname())
+    return sockets
 
 
 def connect(address: object) -> socket.socket:
@@ -109,21 +109,21 @@ class Remainder:
         A thread that has done its work takes a moment to end.
         """
         end = time.monotonic() + seconds
-        while (found := opened(collect=False).beyond(self._before)) != "nothing":
+        while (left := opened(collect=False).beyond(self._before)) != "nothing":
             if time.monotonic() > end:
-                return found
+                return left
             time.sleep(0.01)
-        return found
+        return left
 
     def check(self, call: str) -> None:
         """Check that ``call`` has left nothing open.
 
         :raises DeviationError: it has.
         """
-        found = self.now(ENDING)
-        if found != "nothing":
+        left = self.now(ENDING)
+        if left != "nothing":
             raise deviate(
-                call, "no socket, file or thread is left when it has returned", f"{found} left"
+                call, "no socket, file or thread is left when it has returned", f"{left} left"
             )
 
 
@@ -135,17 +135,17 @@ def escaped(args: threading.ExceptHookArgs) -> str:
 
 
 def _sockets() -> dict[str, int]:
-    found = {}
+    sockets = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the descriptor of this listing
             name = str(entry.readlink())
             if name.startswith("socket:"):
-                found[name] = int(entry.name)
-    return found
+                sockets[name] = int(entry.name)
+    return sockets
 
 
 def _connected() -> dict[str, int]:
-    found = {}
+    connections = {}
     for name, descriptor in _sockets().items():
         with contextlib.suppress(OSError), _duplicate(descriptor) as one:
             if one.type == socket.SOCK_STREAM:
@@ -154,8 +154,8 @@ def _connected() -> dict[str, int]:
                 except OSError as error:
                     if error.errno != errno.EINVAL:  # connected, but its other end has ended
                         continue
-                found[name] = descriptor
-    return found
+                connections[name] = descriptor
+    return connections
 
 
 def _duplicate(descriptor: int) -> socket.socket:

@@ -280,8 +280,8 @@ class _There:
 
     def connections(self) -> set[str]:
         """Return the names of this process's connections, as the author's class names them."""
-        found: set[str] = self._kind().connections()
-        return found
+        peers: set[str] = self._kind().connections()
+        return peers
 
     def cut(self, names: set[str]) -> None:
         """Cut connections of this process."""

@@ -56,12 +56,12 @@ def is_on_agent(me: WorkerContext, subject: Subject, url: str) -> bool:
 def _runs_on_agent(subject: Subject, groups: Groups) -> bool:
     try:
         with groups.workers(1) as workers:
-            found: bool = workers[0].call(is_on_agent, subject, groups.place())
+            runs_on_agent: bool = workers[0].call(is_on_agent, subject, groups.place())
             workers.run(worker_tasks.leave)
     except WorkerError as error:
         first = str(error).partition("\n")[0]
         pytest.skip(f"the transport was not found: no worker starts alone ({first}); {_DECLARE}")
-    return found
+    return runs_on_agent
 
 
 def _started(subject: Subject, options: Any, group: Any) -> Any:

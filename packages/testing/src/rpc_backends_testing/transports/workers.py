@@ -170,9 +170,9 @@ class Worker:
         wanted = f"{self._inbox()} gets deliver({sender.id}, {shown(parts)}), as it was sent"
         if event.kind != "deliver" or event.peer != sender.id:
             raise deviate(call, wanted, f"it gets {event}")
-        found = difference(list(parts), event.parts)
-        if found is not None:
-            raise deviate(call, wanted, f"it gets deliver({sender.id}, {found})")
+        differs = difference(list(parts), event.parts)
+        if differs is not None:
+            raise deviate(call, wanted, f"it gets deliver({sender.id}, {differs})")
 
     def expect_lost(self, peer: int, after: str) -> None:
         """Check that the loss of ``peer`` is reported, with a reason.
@@ -251,10 +251,10 @@ class Worker:
     def take_messages(self) -> list[Event]:
         """Return all messages that have arrived. These, and those that arrive later, are expected."""
         self._takes_all = True
-        found = [one for one in list(self.inbox.events) if one.kind == "deliver"]
-        for event in found:
+        messages = [one for one in list(self.inbox.events) if one.kind == "deliver"]
+        for event in messages:
             event.taken = True
-        return found
+        return messages
 
     def _take(self, call: str, wanted: str, which: Callable[[Event], bool], peer: int) -> Event:
         limit = self.limits.seconds
