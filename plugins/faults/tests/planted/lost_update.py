@@ -1,4 +1,4 @@
-"""A lost update: updates are repeated until they are answered, but the last batch is flushed only once."""
+"""A lost update: updates are repeated until answered, but the last flush is not."""
 
 from group import main, retry, say
 from torch.distributed import rpc

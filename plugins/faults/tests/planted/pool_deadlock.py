@@ -1,4 +1,4 @@
-"""A deadlock through a pool of one thread: a repeated request is confirmed with a call that comes back."""
+"""A deadlock through a pool of one thread: a repeated request causes a call that comes back."""
 
 from group import main, retry
 from torch.distributed import rpc

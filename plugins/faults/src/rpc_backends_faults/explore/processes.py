@@ -11,9 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from rpc_backends_faults import settings
 from rpc_backends_faults.explore import diagnosis
@@ -40,7 +39,7 @@ class Program:
     command: tuple[str, ...]
     hang: float
     timeout: float
-    variables: Mapping[str, str] = MappingProxyType({})
+    variables: Mapping[str, str] = field(default_factory=dict)
     diagnose: bool = True
 
 
