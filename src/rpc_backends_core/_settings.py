@@ -40,7 +40,7 @@ _AGENTS = "rpc-backends-agents"
 OF_PACKAGES = {
     _AGENTS: ("AGENTS_ANY_TORCH",),
     "rpc-backends-inspect": ("RECORDER", "DUMP", "DUMP_AT_END", "DUMP_SHUTDOWN_AFTER"),
-    "rpc-backends-faults": ("FAULTS", "FAULTS_LOG", "FAULTS_REPLAY", "FAULTS_SEED"),
+    "rpc-backends-faults": ("FAULTS", "FAULTS_LOG", "FAULTS_REPLAY", "FAULTS_RUN", "FAULTS_SEED"),
     "rpc-backends-opentelemetry": ("OTEL",),
     "rpc-backend-ucx": (
         "UCX_NET_DEVICES",

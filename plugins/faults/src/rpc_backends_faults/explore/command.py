@@ -92,7 +92,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--invariants",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="A Python file with functions check_...(run) that raise an error if a run broke a promise.",
 )

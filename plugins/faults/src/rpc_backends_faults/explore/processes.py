@@ -18,8 +18,6 @@ from rpc_backends_faults import settings
 from rpc_backends_faults.explore import diagnosis
 from rpc_backends_faults.explore.runs import Run
 
-#: The variable that names the folder for what the program leaves. All processes of a run have it.
-FOLDER = "RPC_BACKENDS_EXPLORE_DIR"
 #: Seconds that processes of a program may go on after the program has ended.
 _GRACE_PERIOD = 3.0
 #: Seconds within which killed processes must be gone.
@@ -86,7 +84,7 @@ class RunningProgram:
             "TMPDIR": str(self._folder / "tmp"),
             settings.RULES: str(self._folder / "rules.toml"),
             settings.LOG: str(self._folder / "logs"),
-            FOLDER: str(self._left),
+            settings.RUN: str(self._left),
         }
         return environment | dict(self._program.variables)
 
@@ -133,7 +131,7 @@ class RunningProgram:
 
     def processes(self) -> list[int]:
         """Return the processes of this run, also those that have left its process group."""
-        mark = f"{FOLDER}={self._left}".encode()
+        mark = f"{settings.RUN}={self._left}".encode()
         pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
         return [pid for pid in pids if pid != os.getpid() and _has_variable(pid, mark)]
 
@@ -143,7 +141,7 @@ class RunningProgram:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        mark = f"{FOLDER}={self._left}".encode()
+        mark = f"{settings.RUN}={self._left}".encode()
         end = time.monotonic() + _KILLED
         while (pids := self.processes()) and time.monotonic() < end:
             for pid in pids:

@@ -40,7 +40,7 @@ class Run:
     """A finished run.
 
     :ivar folder: holds ``rules.toml``, ``logs/`` (event logs), ``output.txt``, and ``left/``, the folder
-        whose path the program has in ``RPC_BACKENDS_EXPLORE_DIR``.
+        whose path the program has in ``RPC_BACKENDS_FAULTS_RUN``.
     :ivar status: the exit status; negative if a signal ended the process; None if the run was ended here.
     :ivar seconds: the duration.
     :ivar hang: why the run was ended: no progress, or its time limit; empty if it ended by itself.
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def left(self) -> Path:
-        """The folder for what the program leaves (``RPC_BACKENDS_EXPLORE_DIR``)."""
+        """The folder for what the program leaves (``RPC_BACKENDS_FAULTS_RUN``)."""
         return self.folder / "left"
 
     @functools.cached_property
