@@ -11,7 +11,7 @@ import pytest
 from rpc_backends_faults import files
 from rpc_backends_faults.explore.places import Place, Places
 from rpc_backends_faults.explore.runs import Run
-from rpc_backends_faults.explore.schedules import CHOICES, Schedule, fault, generate, read
+from rpc_backends_faults.explore.schedules import KINDS, Schedule, fault, generate, read
 from rpc_backends_faults.explore.shrinking import Shrunk, exact, shrink
 
 START = '{"t":1.0,"event":"start","worker":"trainer","seed":0,"rules":[],"pid":1}'
@@ -23,7 +23,7 @@ PLACES = [
 ONE_RUN = Run(Path("none"), 0, 1.0)
 
 
-def take(number: int, seed: int = 1, kinds: tuple[str, ...] = tuple(CHOICES)) -> list[Schedule]:
+def take(number: int, seed: int = 1, kinds: tuple[str, ...] = KINDS) -> list[Schedule]:
     return list(itertools.islice(generate(lambda: PLACES, kinds, seed), number))
 
 
@@ -64,14 +64,14 @@ def test_each_place_gets_a_fault_before_a_second_one() -> None:
 
 
 def test_single_faults_try_each_kind_at_each_place() -> None:
-    singles = take(len(PLACES) * len(CHOICES))
+    singles = take(len(PLACES) * len(KINDS))
 
     assert all(len(schedule.faults) == 1 for schedule in singles)
     assert len({schedule.origin for schedule in singles}) == len(singles)
 
 
 def test_faults_are_combined_after_single_faults() -> None:
-    later = take(len(PLACES) * len(CHOICES) + 20)[-20:]
+    later = take(len(PLACES) * len(KINDS) + 20)[-20:]
 
     assert {len(schedule.faults) for schedule in later} == {2, 3}
 
@@ -88,8 +88,8 @@ def test_places_that_appear_later_get_faults_too() -> None:
 
 @pytest.mark.parametrize("strategy", ["guided", "random"])
 def test_each_schedule_is_a_valid_rule_file(strategy: str, tmp_path: Path) -> None:
-    schedules = generate(lambda: PLACES, tuple(CHOICES), 3, strategy)  # type: ignore[arg-type]
-    for schedule in itertools.islice(schedules, 150):
+    schedules = generate(lambda: PLACES, KINDS, 3, strategy)  # type: ignore[arg-type]
+    for schedule in itertools.islice(schedules, 200):
         text = schedule.rule_file("a sentence\nand another")
         assert len(files.parse(text, "rules.toml").rules) == len(schedule.faults)
         assert schedule.words()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from rpc_backends_cli import Failure, debug_option, json_option, print_json
-from rpc_backends_faults.explore.schedules import CHOICES, Strategy
+from rpc_backends_faults.explore.schedules import KINDS, Strategy
 
 if TYPE_CHECKING:
     from rpc_backends_faults.explore.search import Plan, Search
@@ -53,10 +53,10 @@ class Names(click.ParamType[tuple[str, ...]]):
         if isinstance(value, tuple):
             return value
         names = tuple(dict.fromkeys(name.strip() for name in str(value).split(",")))
-        unknown = [name for name in names if name not in CHOICES]
+        unknown = [name for name in names if name not in KINDS]
         if unknown:
             self.fail(
-                f"{unknown[0]!r} is not a kind that is generated. The kinds are: {', '.join(CHOICES)}.",
+                f"{unknown[0]!r} is not a kind that is generated. The kinds are: {', '.join(KINDS)}.",
                 param,
                 ctx,
             )
@@ -99,7 +99,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--kinds",
     type=Names(),
-    default=tuple(CHOICES),
+    default=KINDS,
     metavar="KIND,...",
     help="The kinds of faults to inject. Default: all.",
 )

@@ -31,6 +31,13 @@ CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
     "pause": ({"seconds": 1.0, "budget": 1}, {"seconds": 3.0, "budget": 1}),
     "crash": ({"budget": 1},),
 }
+#: Faults of a link or a worker for the whole run, by name: kinds of rules with these settings.
+LINKS: dict[str, dict[str, Any]] = {
+    "slow": {"what": "reply_delay", "seconds": 0.2},
+    "jitter": {"what": "delay", "seconds": {"exponential": 0.1}},
+    "loss": {"what": "drop", "probability": 0.1},
+}
+KINDS = (*CHOICES, *LINKS)
 #: Kinds that act on more messages than one, so that a log of what they did is not a set of single faults.
 WIDE = frozenset({"partition", "pause", "bandwidth"})
 _MOST_TOGETHER = 3
@@ -89,7 +96,11 @@ def read(path: Path) -> Schedule:
 def fault(
     what: str, place: Place, number: int, settings: dict[str, Any]
 ) -> tuple[tuple[str, Any], ...]:
-    """Return the rule that injects a fault at one message of a place."""
+    """Return the rule that injects a fault at one message of a place, or on its link."""
+    if what in LINKS:
+        ends = {"receiver": place.receiver}
+        ends |= {} if what == "slow" else {"sender": place.sender}  # a slow worker is so for all
+        return tuple((LINKS[what] | ends).items())
     rule: dict[str, Any] = {"what": what}
     if what not in WIDE:
         rule["message"] = place.message
@@ -155,12 +166,13 @@ def _may(what: str, place: Place) -> bool:
 
 
 def _drawn(draw: random.Random, what: str, place: Place) -> tuple[tuple[str, Any], ...]:
-    return fault(what, place, draw.choice(place.numbers), draw.choice(CHOICES[what]))
+    return fault(what, place, draw.choice(place.numbers), draw.choice(CHOICES.get(what, ({},))))
 
 
 def _anywhere(draw: random.Random, kinds: Sequence[str], seed: int) -> Schedule:
     what = draw.choice(kinds)
-    settings = {key: value for key, value in draw.choice(CHOICES[what]).items() if key != "first"}
     probability = draw.choice((0.02, 0.05, 0.1, 0.2))
-    rule = {"what": what, **settings, "probability": probability}
+    settings = {"what": what, **draw.choice(CHOICES.get(what, ({},))), **LINKS.get(what, {})}
+    settings.pop("first", None)
+    rule = settings | {"probability": probability}
     return Schedule((tuple(rule.items()),), seed, f"{what} with probability {probability:g}")
