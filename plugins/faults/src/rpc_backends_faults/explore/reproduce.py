@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rpc_backends_faults.explore import problems
 
-COMMAND = {command}
+COMMAND = {command}  # run pytest in the folder in which it can be run
 
 
 def test_{name}(tmp_path):
@@ -68,7 +68,7 @@ def again(failure: Failure, plan: Plan) -> list[str]:
 def _test(failure: Failure, plan: Plan) -> str:
     options = ""
     if plan.invariants_file is not None:
-        options += f", invariants=Path({str(plan.invariants_file.absolute())!r})"
+        options += f", invariants=Path({str(plan.invariants_file)!r})"
     if plan.accepted != (0,):
         options += f", accepted={plan.accepted!r}"
     options += f", hang={plan.program.hang:g}, timeout={plan.program.timeout:g}"

@@ -16,6 +16,7 @@ from xml.sax.saxutils import escape, quoteattr
 from rpc_backends_faults.explore import reproduce
 from rpc_backends_faults.explore.findings import Failure, Findings
 from rpc_backends_faults.explore.places import kinds_of
+from rpc_backends_faults.explore.schedules import LINKS
 
 if TYPE_CHECKING:
     from rpc_backends_faults.explore.search import Plan
@@ -156,7 +157,8 @@ def _failure(failure: Failure, plan: Plan) -> str:
 
 def _coverage(findings: Findings) -> str:
     counts = findings.places.counts
-    kinds = sorted({*findings.kinds, *kinds_of(counts.values())})
+    of_rules = {str(LINKS.get(kind, {"what": kind})["what"]) for kind in findings.kinds}
+    kinds = sorted({*of_rules, *kinds_of(counts.values())})
     head = "".join(f"<th class=k><span>{kind}</span></th>" for kind in kinds)
     rows = []
     for place in findings.places:
