@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,6 +37,13 @@ def checks(name: str) -> tuple[str, str]:
     return "--invariants", str(PLANTED / f"{name}_checks.py")
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def processes_of(folder: Path) -> list[str]:
     """Return the processes whose environment names the folder."""
     found = []
@@ -52,7 +60,7 @@ def processes_of(folder: Path) -> list[str]:
 def double_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a search that finds a double update."""
     out = tmp_path_factory.mktemp("double") / "out"
-    options = ("--runs", "8", "--failures", "1", "--seed", "1", "--kinds", "duplicate,delay")
+    options = ("--runs", "8", "--failures", "1", "--seed", "1", "--kinds", "duplicate")
     explore(
         out,
         *options,
@@ -137,15 +145,25 @@ def test_an_interrupt_keeps_what_was_found_and_ends_all(tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    end = time.monotonic() + 120
-    while not (out / "runs/00002").exists() and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_until((out / "runs/00002").exists)
     running.send_signal(signal.SIGINT)
     output, _ = running.communicate(timeout=120)
 
     assert running.returncode in {1, 130}, output
     assert json.loads((out / "explore.json").read_text())["interrupted"] is True
     assert processes_of(out) == []
+
+
+@pytest.mark.slow
+def test_programs_end_if_the_command_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time; time.sleep(600)")
+    out = tmp_path / "out"
+    running = subprocess.Popen(command(out, program=tmp_path / "train.py"))
+    wait_until(lambda: bool(processes_of(out / "runs")))
+    running.kill()
+    running.wait()
+
+    wait_until(lambda: not processes_of(out))
 
 
 #: For each program, the kinds that its workers are meant to survive.

@@ -44,7 +44,7 @@ def say(text):
     os.write(1, f"{text}\n".encode())
 
 
-def retry(to, function, *args, times=8):
+def retry(to, function, *args, times=10):
     """Call a function until an answer comes."""
     for _ in range(times - 1):
         try:

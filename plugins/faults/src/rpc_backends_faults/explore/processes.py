@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -15,13 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rpc_backends_faults import settings
-from rpc_backends_faults.explore import diagnosis
+from rpc_backends_faults.explore import diagnosis, watchdog
 from rpc_backends_faults.explore.runs import Run
 
 #: Seconds that processes of a program may go on after the program has ended.
 _GRACE_PERIOD = 3.0
-#: Seconds within which killed processes must be gone.
-_KILLED = 20.0
 
 
 @dataclass(frozen=True)
@@ -131,9 +128,7 @@ class RunningProgram:
 
     def processes(self) -> list[int]:
         """Return the processes of this run, also those that have left its process group."""
-        mark = f"{settings.RUN}={self._left}".encode()
-        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
-        return [pid for pid in pids if pid != os.getpid() and _has_variable(pid, mark)]
+        return watchdog.processes_of(settings.RUN, self._left)
 
     def stop(self) -> None:
         """End all processes of this run; return when they are gone."""
@@ -141,33 +136,7 @@ class RunningProgram:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        mark = f"{settings.RUN}={self._left}".encode()
-        end = time.monotonic() + _KILLED
-        while (pids := self.processes()) and time.monotonic() < end:
-            for pid in pids:
-                _kill(pid, mark)
-
-
-def _kill(pid: int, mark: bytes) -> None:
-    """Kill a process of a run and wait for its end; a later process with the same id is left alone."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        if _has_variable(pid, mark):
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                select.select([descriptor], [], [], 1.0)
-    finally:
-        os.close(descriptor)
-
-
-def _has_variable(pid: int, mark: bytes) -> bool:
-    try:
-        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or it is another user's
-        return False
+        watchdog.end_all(settings.RUN, self._left)
 
 
 def command_line(pid: int) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rpc_backends_faults.explore import reproduce, schedules
+from rpc_backends_faults import settings
+from rpc_backends_faults.explore import reproduce, schedules, watchdog
 from rpc_backends_faults.explore.findings import Against, Failure, Findings
 from rpc_backends_faults.explore.invariants import Invariant
 from rpc_backends_faults.explore.processes import Program, RunningProgram
@@ -114,13 +115,8 @@ class Search:
         :raises ValueError: the program fails without faults, cannot be run, or makes no calls.
         """
         try:
-            self._learn()
-            self._schedules = self._all_schedules()
-            while self._start_jobs() or self._active:
-                self._poll()
-                self._report(self)
-                if self.seconds_left() == 0:
-                    break
+            with watchdog.guard(settings.RUN, self.plan.out.absolute()):
+                self._search()
         except KeyboardInterrupt:
             self.findings.interrupted = True
             raise
@@ -128,6 +124,15 @@ class Search:
             for job in self._active:
                 job.running.stop()
             self._finish()
+
+    def _search(self) -> None:
+        self._learn()
+        self._schedules = self._all_schedules()
+        while self._start_jobs() or self._active:
+            self._poll()
+            self._report(self)
+            if self.seconds_left() == 0:
+                break
 
     # --- runs
 
@@ -261,9 +266,8 @@ class Search:
         investigation = _Investigation(failure, self._investigate(failure))
         investigation.waiting = next(investigation.steps)
         self._investigations.append(investigation)
-        reproduce.write(
-            failure, self.plan
-        )  # complete at once, in case that there is no time to shrink it
+        # At once, in case that there is no time to shrink it.
+        reproduce.write(failure, self.plan)
 
     def _investigate(
         self, failure: Failure
