@@ -357,6 +357,7 @@ def test_the_page_of_the_command_lists_every_subcommand(site: Path) -> None:
         "faults check",
         "faults run",
         "faults report",
+        "faults explore",
         "build-agents",
         "secret",
     ):

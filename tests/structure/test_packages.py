@@ -75,6 +75,7 @@ TOOLS = {
     "rpc_backends_agents.engine.secret_command": {"rpc_backends_cli"},
     "rpc_backends_faults.check": {"rpc_backends_cli"},
     "rpc_backends_faults.command": {"rpc_backends_cli"},
+    "rpc_backends_faults.explore.command": {"rpc_backends_cli"},
     "rpc_backends_faults.pytest_plugin": {"rpc_backends_testing"},
     "rpc_backends_faults.testing": {"rpc_backends_testing", "rpc_backends_processes"},
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rpc_backends_cli import Failure, debug_option, json_option, print_json
+from rpc_backends_faults.explore.command import explore
 
 _PATH = click.Path(path_type=Path)
 
@@ -19,6 +20,7 @@ Examples:
   rpc-backends faults run --rules rules.toml --log logs python train.py
   rpc-backends faults report logs
   rpc-backends faults run --replay logs python train.py    the same faults again
+  rpc-backends faults explore --budget 10m python train.py
 
 \b
 The same with environment variables:
@@ -29,7 +31,7 @@ The same with environment variables:
 
 @click.group("faults", epilog=_EXAMPLES)
 def command() -> None:
-    """Inject faults: check rules, run a program with them, and report what happened."""
+    """Inject faults: check rules, run with them, report, and search for faults that break a program."""
 
 
 @command.command("run", context_settings={"ignore_unknown_options": True})
@@ -133,3 +135,6 @@ def report(logs: tuple[Path, ...], out: Path, as_json: bool) -> None:
     except OSError as error:
         raise Failure(f"{out} cannot be written: {error.strerror}") from error
     click.echo(f"{out}: {story.summary()}")
+
+
+command.add_command(explore)

@@ -18,11 +18,13 @@ RULES = "RPC_BACKENDS_FAULTS"
 SEED = "RPC_BACKENDS_FAULTS_SEED"
 LOG = "RPC_BACKENDS_FAULTS_LOG"
 REPLAY = "RPC_BACKENDS_FAULTS_REPLAY"
+RUN = "RPC_BACKENDS_FAULTS_RUN"
 VARIABLES = {
     RULES: "the path of the rule file; 'on' to start without rules and add them at run time",
     SEED: "the seed; overrides the seed in the rule file",
     LOG: "the folder for event logs, one file per worker",
     REPLAY: "event logs of an earlier run (a folder or one log); injects the same faults again",
+    RUN: "the folder for files that the program leaves for invariants; `explore` sets it",
 }
 _ON = "on"
 #: Values that look like switches. They are rejected, because they are hardly the name of a rule file.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
     _check_workers((*want.of_file.rules, *want.given), names)
     worker = agent.get_worker_info().name
     recording = replay.find(want.replay, worker) if want.replay is not None else None
+    want = _without_used_crashes(want, worker)
     pipeline = _native.FaultPipeline(worker)
     if recording is None:
         engine = Engine(pipeline, worker, want)
@@ -64,6 +68,25 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
     front = intercept(agent, pipeline, name="faults", order=ORDER, at_shutdown=engine.close)
     live.set_current(engine)
     return front
+
+
+def _without_used_crashes(want: Wanted, worker: str) -> Wanted:
+    """Leave out `crash` rules whose budget earlier processes of this worker have used, as the log says.
+
+    A worker that is started again would otherwise crash at the same message each time.
+    """
+    limited = [rule for rule in want.of_file.rules if rule.what == "crash" and rule.budget]
+    if want.log is None or want.replay is not None or not limited:
+        return want
+    crashes: Counter[str] = Counter()
+    for path in replay.logs(want.log, worker):
+        with contextlib.suppress(RuleError):  # it was killed before it had written a line
+            for _, event in replay.events(path):
+                faults = event.get("faults", [])
+                crashes.update(fault["rule"] for fault in faults if fault["what"] == "crash")
+    used = {rule for rule in limited if crashes[rule.name] >= rule.budget}
+    rules = tuple(rule for rule in want.of_file.rules if rule not in used)
+    return dataclasses.replace(want, of_file=RuleSet(rules, want.of_file.seed))
 
 
 def _refuse_beside(want: Wanted, recording: replay.Recording) -> None:

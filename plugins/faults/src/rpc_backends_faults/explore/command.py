@@ -1,0 +1,277 @@
+"""The command ``rpc-backends faults explore``."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from rpc_backends_cli import Failure, debug_option, json_option, print_json
+from rpc_backends_faults.explore.schedules import KINDS, Strategy
+
+if TYPE_CHECKING:
+    from rpc_backends_faults.explore.search import Plan, Search
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+#: Seconds between two lines of progress if stderr is not a terminal.
+_LINE_EVERY = 30.0
+_DEFAULT_BUDGET = 600.0
+
+
+class Duration(click.ParamType[float]):
+    """A duration such as ``90``, ``90s``, ``10m`` or ``1h``, in seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
+        if match is None or float(match[1]) == 0:
+            self.fail(f"{value!r} is not a duration such as 90s, 10m or 1h.", param, ctx)
+        return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """Names of kinds, separated by commas."""
+
+    name = "kinds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """Return the names."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(dict.fromkeys(name.strip() for name in str(value).split(",")))
+        unknown = [name for name in names if name not in KINDS]
+        if unknown:
+            self.fail(
+                f"{unknown[0]!r} is not a kind that is generated. The kinds are: {', '.join(KINDS)}.",
+                param,
+                ctx,
+            )
+        return names
+
+
+@click.command("explore", context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--budget",
+    type=Duration(),
+    metavar="TIME",
+    help="The time for everything, with shrinking: 90s, 10m, 1h. Default: 10m; no limit with --runs.",
+)
+@click.option("--runs", type=click.IntRange(min=1), help="The number of schedules to generate.")
+@click.option(
+    "--failures",
+    type=click.IntRange(min=1),
+    help="Stop exploring after so many different failures.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**62),
+    default=0,
+    show_default=True,
+    help="The same seed gives the same schedules.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("explore"),
+    show_default=True,
+    help="The folder for the report, the rule files and the logs.",
+)
+@click.option(
+    "--invariants",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A Python file with functions check_...(run) that raise an error if a run broke a promise.",
+)
+@click.option(
+    "--kinds",
+    type=Names(),
+    default=KINDS,
+    metavar="KIND,...",
+    help="The kinds of faults to inject. Default: all.",
+)
+@click.option(
+    "--accept",
+    "accepted",
+    type=click.IntRange(0, 255),
+    multiple=True,
+    metavar="STATUS",
+    help="An exit status, besides 0, with which the program may end; can be repeated.",
+)
+@click.option(
+    "--hang",
+    type=Duration(),
+    default="75s",
+    show_default=True,
+    metavar="TIME",
+    help="A run without calls and output for so long hangs. Must exceed the program's RPC timeout.",
+)
+@click.option(
+    "--timeout",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    metavar="TIME",
+    help="A run that takes longer hangs.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Runs at the same time. Default: one for each core.",
+)
+@click.option(
+    "--confirm",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="How often a shrunk schedule is run to say in how many runs it fails.",
+)
+@click.option(
+    "--corpus",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Rule files to try first; those of new failures are added. Default: OUT/corpus.",
+)
+@click.option(
+    "--against",
+    metavar="BACKEND",
+    help="Run shrunk schedules on this backend too. If none fails there, the backend is suspected.",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(get_args(Strategy)),
+    default="guided",
+    show_default=True,
+    help="guided: each kind at each place, then combinations. random: faults anywhere.",
+)
+@click.option("--keep", is_flag=True, help="Keep the folders of runs that passed.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@json_option
+@debug_option
+def explore(program: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Run a program again and again under generated faults, and shrink what makes it fail.
+
+    Write PROGRAM and its arguments after the options. It must end with status 0 without faults.
+    Exits with status 1 if a run failed, also after Ctrl-C.
+    """
+    from rpc_backends_faults.explore import results
+    from rpc_backends_faults.explore.search import Search
+
+    try:
+        search = Search(_plan(program, options), _progress(sys.stderr.isatty()))
+        with _interruptible():
+            interrupted = False
+            try:
+                search.run()
+            except KeyboardInterrupt:
+                interrupted = True
+    except (ValueError, OSError) as error:
+        raise Failure(str(error)) from error
+    if sys.stderr.isatty():
+        click.echo(err=True)
+    page = results.write(search.findings, search.plan)
+    if as_json:
+        print_json(search.findings.data())
+    else:
+        click.echo("\n".join(results.lines(search.findings, search.plan)))
+        click.echo(f"\n{page}")
+    if search.findings.failures:
+        raise click.exceptions.Exit(1)
+    if interrupted:
+        raise click.exceptions.Exit(130)
+
+
+def _plan(program: tuple[str, ...], options: dict[str, Any]) -> Plan:
+    """Return the plan; empties the folder for runs.
+
+    :raises ValueError: the folder holds something else, or the invariants cannot be loaded.
+    """
+    import os
+
+    from rpc_backends_faults.explore import invariants, processes
+    from rpc_backends_faults.explore.search import Plan
+
+    out: Path = options["out"].absolute()
+    if out.exists() and any(out.iterdir()) and not (out / "runs").is_dir():
+        raise ValueError(
+            f"{str(out)!r} is not empty and has no earlier result; pass another folder with --out."
+        )
+    for name in ("runs", "failures"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    (out / "runs").mkdir(parents=True)
+    seconds = options["budget"]
+    if seconds is None and options["runs"] is None:
+        seconds = _DEFAULT_BUDGET
+    file: Path | None = options["invariants"]
+    return Plan(
+        program=processes.Program(processes.resolved(program), options["hang"], options["timeout"]),
+        out=out,
+        kinds=options["kinds"],
+        corpus=options["corpus"] or out / "corpus",
+        seed=options["seed"],
+        strategy=options["strategy"],
+        seconds=seconds,
+        runs=options["runs"],
+        failures=options["failures"],
+        jobs=options["jobs"] or os.cpu_count() or 1,
+        confirmations=options["confirm"],
+        accepted=(0, *options["accepted"]),
+        invariants=tuple(invariants.load(file)),
+        invariants_file=file,
+        against=options["against"],
+        keep=options["keep"],
+    )
+
+
+def _progress(terminal: bool) -> Any:
+    """Return a function that shows the state of a search on stderr."""
+    shown = 0.0
+
+    def show(search: Search) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown < (1.0 if terminal else _LINE_EVERY):
+            return
+        shown = now
+        findings = search.findings
+        left = search.seconds_left()
+        line = (
+            f"{findings.runs} runs, {findings.places.covered()} of {len(findings.places)} places, "
+            f"{len(findings.failures)} failures"
+        )
+        if left is not None:
+            line += f", {int(left) // 60}:{int(left) % 60:02} left"
+        click.echo(f"\r\x1b[K{line}" if terminal else line, nl=not terminal, err=True)
+
+    return show
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP as Ctrl-C inside the block, so that all programs are ended."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,139 @@
+"""What a search has found, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rpc_backends_faults.explore.places import Places
+from rpc_backends_faults.explore.runs import Run
+from rpc_backends_faults.explore.shrinking import Shrunk
+from rpc_backends_faults.explore.verdicts import Cause
+
+FORMAT = 1
+
+
+@dataclass
+class Against:
+    """How often the shrunk schedule failed on another backend."""
+
+    backend: str
+    failed: int = 0
+    of: int = 0
+
+    def text(self) -> str:
+        """Return in words what the comparison says."""
+        if not self.of:
+            return f"not compared with {self.backend}: the time was over"
+        times = f"on {self.backend}, it fails in {self.failed} of {self.of} runs"
+        return times if self.failed else f"{times}: the backend may be the cause"
+
+
+@dataclass
+class Failure:
+    """A failure, for all runs with the same cause.
+
+    :ivar folder: holds the rule file, the test, the output, the logs and the timeline.
+    :ivar run: the first run that failed so.
+    :ivar times: how many explored runs failed so.
+    :ivar after: how many explored runs it took to find it.
+    :ivar seconds: how many seconds it took to find it.
+    """
+
+    number: int
+    cause: Cause
+    folder: Path
+    run: Run
+    shrunk: Shrunk
+    origin: str
+    after: int
+    seconds: float
+    times: int = 1
+    against: Against | None = None
+
+    def data(self) -> dict[str, Any]:
+        """Return the failure as JSON data."""
+        schedule = self.shrunk.schedule
+        return {
+            "number": self.number,
+            "kind": self.cause.kind,
+            "title": self.cause.title,
+            "detail": self.cause.detail,
+            "folder": str(self.folder),
+            "rules": schedule.rule_file(),
+            "words": schedule.words(),
+            "faults": len(schedule.faults),
+            "failed": self.shrunk.failed,
+            "of": self.shrunk.of,
+            "shrunk": self.shrunk.complete,
+            "shrinking_runs": self.shrunk.tried,
+            "origin": self.origin,
+            "times": self.times,
+            "found_after_runs": self.after,
+            "found_after_seconds": self.seconds,
+            "against": vars(self.against) if self.against else None,
+            "timeline": [
+                {"seconds": round(fault.t - self._first(), 3), "text": fault.text()}
+                for fault in self.run.injected
+            ],
+        }
+
+    def _first(self) -> float:
+        return min((float(log[0]["t"]) for log in self.run.logs), default=0.0)
+
+
+@dataclass
+class Findings:
+    """The result of a search.
+
+    :ivar runs: all runs, also those that shrink and confirm.
+    :ivar explored: the runs of generated schedules and of the corpus.
+    :ivar failing_runs: how many of these failed.
+    """
+
+    command: tuple[str, ...]
+    seed: int
+    kinds: tuple[str, ...]
+    strategy: str
+    started: float
+    baseline_seconds: float = 0.0
+    seconds: float = 0.0
+    runs: int = 0
+    explored: int = 0
+    failing_runs: int = 0
+    interrupted: bool = False
+    places: Places = field(default_factory=Places)
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def data(self) -> dict[str, Any]:
+        """Return the findings as JSON data."""
+        return {
+            "format": FORMAT,
+            "command": list(self.command),
+            "seed": self.seed,
+            "strategy": self.strategy,
+            "kinds": list(self.kinds),
+            "started": self.started,
+            "seconds": self.seconds,
+            "baseline_seconds": self.baseline_seconds,
+            "interrupted": self.interrupted,
+            "runs": self.runs,
+            "explored": self.explored,
+            "failing_runs": self.failing_runs,
+            "places": [
+                {
+                    "message": place.message,
+                    "function": place.function,
+                    "sender": place.sender,
+                    "receiver": place.receiver,
+                    "phase": place.phase,
+                    "faults": dict(sorted(self.places.counts.get(place, {}).items())),
+                }
+                for place in self.places
+            ],
+            "places_covered": self.places.covered(),
+            "failures": [failure.data() for failure in self.failures],
+            "notes": self.notes,
+        }

@@ -1,0 +1,178 @@
+"""Fault schedules: sets of rules that are generated from a seed, as rule files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rpc_backends_faults import files
+from rpc_backends_faults.checking import check_rule
+from rpc_backends_faults.explore.places import Place
+from rpc_backends_faults.rules import NEVER_TWICE
+from rpc_backends_faults.words import explain
+
+#: The kinds that are generated, and for each the settings that a fault of it may have.
+CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
+    "duplicate": ({},),
+    "reply_lost": ({},),
+    "reply_fail": ({},),
+    "reply_delay": ({"seconds": 0.3}, {"seconds": 3.0}),
+    "drop": ({},),
+    "fail": ({},),
+    "delay": ({"seconds": 0.3}, {"seconds": 3.0}),
+    "reorder": ({},),
+    "partition": ({"first": 4},),
+    "pause": ({"seconds": 1.0, "budget": 1}, {"seconds": 3.0, "budget": 1}),
+    "crash": ({"budget": 1},),
+}
+#: Faults of a link or a worker for the whole run, by name: kinds of rules with these settings.
+LINKS: dict[str, dict[str, Any]] = {
+    "slow": {"what": "reply_delay", "seconds": 0.2},
+    "jitter": {"what": "delay", "seconds": {"exponential": 0.1}},
+    "loss": {"what": "drop", "probability": 0.1},
+}
+KINDS = (*CHOICES, *LINKS)
+#: Kinds that act on more messages than one, so that a log of what they did is not a set of single faults.
+WIDE = frozenset({"partition", "pause", "bandwidth"})
+_MOST_TOGETHER = 3
+
+Strategy = Literal["guided", "random"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The faults of a run.
+
+    :ivar faults: the settings of each rule, as in a rule file.
+    :ivar origin: where the schedule comes from, in words.
+    """
+
+    faults: tuple[tuple[tuple[str, Any], ...], ...] = ()
+    seed: int = 0
+    origin: str = ""
+
+    def rule_file(self, comment: str = "") -> str:
+        """Return the text of a rule file; ``comment`` stands at its top."""
+        lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+        lines += [f"seed = {self.seed}"] if self.seed else []
+        for fault in self.faults:
+            lines += ["", "[[rule]]"] if lines else ["[[rule]]"]
+            lines += [f"{key} = {_toml(value)}" for key, value in fault]
+        return "\n".join(lines) + "\n"
+
+    def words(self) -> list[str]:
+        """Return a sentence for each fault."""
+        return [explain(check_rule(dict(fault), default_name="rule")) for fault in self.faults]
+
+    def with_faults(self, faults: Sequence[tuple[tuple[str, Any], ...]]) -> Schedule:
+        """Return a schedule with these faults instead."""
+        return Schedule(tuple(faults), self.seed, self.origin)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read(path: Path) -> Schedule:
+    """Return the schedule in a rule file.
+
+    :raises RuleError: the file is not valid.
+    """
+    checked = files.read(path)
+    tables = tomllib.loads(path.read_text(encoding="utf-8")).get("rule", [])
+    return Schedule(
+        tuple(tuple(table.items()) for table in tables), checked.seed, f"corpus: {path.name}"
+    )
+
+
+def fault(
+    what: str, place: Place, number: int, settings: dict[str, Any]
+) -> tuple[tuple[str, Any], ...]:
+    """Return the rule that injects a fault at one message of a place, or on its link."""
+    if what in LINKS:
+        ends = {"receiver": place.receiver}
+        ends |= {} if what == "slow" else {"sender": place.sender}  # a slow worker is so for all
+        return tuple((LINKS[what] | ends).items())
+    rule: dict[str, Any] = {"what": what}
+    if what not in WIDE:
+        rule["message"] = place.message
+        rule |= {"function": place.function} if place.function else {}
+    elif what == "pause" and place.function:
+        rule["function"] = place.function
+    rule["sender"] = place.sender
+    if what != "pause":
+        rule["receiver"] = place.receiver
+    if number:
+        rule["after"] = number
+    # A pause needs more than one message: its other messages are held as well.
+    rule |= {"first": 1} if what not in WIDE else {}
+    return tuple((rule | settings).items())
+
+
+def generate(
+    places: Callable[[], Sequence[Place]],
+    kinds: Sequence[str],
+    seed: int,
+    strategy: Strategy = "guided",
+) -> Iterator[Schedule]:
+    """Return schedules without end; equal seeds and places give equal schedules.
+
+    `guided` first injects single faults: each kind at each place, and a fault at every place before a
+    second one at any. Then it combines two and three faults. `random` lets one kind act on any message
+    with a probability, as chaos tests do.
+
+    :param places: returns the places that are known now. It is called before single faults are
+        generated, and again until there are no new places.
+    """
+    draw = random.Random(seed)
+    if strategy == "random":
+        for number in itertools.count(1):
+            yield _anywhere(draw, kinds, seed + number)
+    done: set[Place] = set()
+    while new := [place for place in places() if place not in done]:
+        done.update(new)
+        for what, place in _single(draw, new, kinds):
+            yield Schedule((_drawn(draw, what, place),), origin=f"{what} at {place.text()}")
+    known = sorted(done)
+    while known:
+        many = draw.choice(range(2, _MOST_TOGETHER + 1))
+        pairs = [(draw.choice(kinds), draw.choice(known)) for _ in range(many)]
+        faults = [_drawn(draw, what, place) for what, place in pairs if _may(what, place)]
+        if faults:
+            yield Schedule(tuple(faults), origin=f"{len(faults)} faults together")
+
+
+def _single(
+    draw: random.Random, places: Sequence[Place], kinds: Sequence[str]
+) -> Iterator[tuple[str, Place]]:
+    """Return each pair of kind and place; each place comes once before any place comes again."""
+    orders = {place: draw.sample(kinds, len(kinds)) for place in places}
+    for turn in range(len(kinds)):
+        for place in draw.sample(list(places), len(places)):
+            if _may(orders[place][turn], place):
+                yield orders[place][turn], place
+
+
+def _may(what: str, place: Place) -> bool:
+    return not (what == "duplicate" and place.message == NEVER_TWICE)
+
+
+def _drawn(draw: random.Random, what: str, place: Place) -> tuple[tuple[str, Any], ...]:
+    return fault(what, place, draw.choice(place.numbers), draw.choice(CHOICES.get(what, ({},))))
+
+
+def _anywhere(draw: random.Random, kinds: Sequence[str], seed: int) -> Schedule:
+    what = draw.choice(kinds)
+    probability = draw.choice((0.02, 0.05, 0.1, 0.2))
+    settings = {"what": what, **draw.choice(CHOICES.get(what, ({},))), **LINKS.get(what, {})}
+    settings.pop("first", None)
+    rule = settings | {"probability": probability}
+    return Schedule((tuple(rule.items()),), seed, f"{what} with probability {probability:g}")

@@ -1,0 +1,301 @@
+"""Runs a program under one schedule after the other, several at the same time, and shrinks what fails."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rpc_backends_faults import settings
+from rpc_backends_faults.explore import reproduce, schedules, watchdog
+from rpc_backends_faults.explore.findings import Against, Failure, Findings
+from rpc_backends_faults.explore.invariants import Invariant
+from rpc_backends_faults.explore.processes import Program, RunningProgram
+from rpc_backends_faults.explore.runs import Run
+from rpc_backends_faults.explore.schedules import Schedule, Strategy
+from rpc_backends_faults.explore.shrinking import Shrunk, shrink
+from rpc_backends_faults.explore.verdicts import Cause, judge
+from rpc_backends_faults.rules import RuleError
+
+#: Seconds between two looks at the running programs.
+_INTERVAL = 0.05
+#: How often a shrunk schedule is run on the other backend.
+_COMPARISONS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to search, and how long.
+
+    :ivar seconds: the time for everything; None means no limit.
+    :ivar runs: the number of generated schedules; None means no limit.
+    :ivar failures: stop exploring after this many different failures; None means no limit.
+    :ivar jobs: how many programs run at the same time.
+    :ivar accepted: the exit statuses with which the program may end.
+    :ivar corpus: the folder of rule files that are tried first, and to which new ones are added.
+    :ivar against: a backend on which shrunk schedules are run too.
+    :ivar keep: whether the folders of runs that passed are kept.
+    """
+
+    program: Program
+    out: Path
+    kinds: tuple[str, ...]
+    corpus: Path
+    seed: int = 0
+    strategy: Strategy = "guided"
+    seconds: float | None = None
+    runs: int | None = None
+    failures: int | None = None
+    jobs: int = 2
+    confirmations: int = 10
+    accepted: tuple[int, ...] = (0,)
+    invariants: tuple[Invariant, ...] = ()
+    invariants_file: Path | None = None
+    against: str | None = None
+    keep: bool = False
+
+
+@dataclass
+class _Job:
+    """A program that runs; ``done`` takes its run and the causes for which it failed."""
+
+    running: RunningProgram
+    done: Callable[[Run, list[Cause]], None]
+
+
+@dataclass
+class _Investigation:
+    """A failure that is being shrunk, one run after the other.
+
+    :ivar waiting: the next schedule to run; None while a run is in progress, or at the end.
+    """
+
+    failure: Failure
+    steps: Generator[tuple[Schedule, Mapping[str, str]], bool, None]
+    waiting: tuple[Schedule, Mapping[str, str]] | None = None
+
+
+class Search:
+    """A search for schedules that make a program fail.
+
+    :ivar findings: what was found so far.
+    """
+
+    def __init__(self, plan: Plan, report: Callable[[Search], None] = lambda search: None) -> None:
+        """:param report: is called often, to show the progress."""
+        self.plan = plan
+        self.findings = Findings(
+            command=plan.program.command,
+            seed=plan.seed,
+            kinds=plan.kinds,
+            strategy=plan.strategy,
+            started=time.time(),
+        )
+        self._report = report
+        self._begin = time.monotonic()
+        self._number = 0
+        self._generated = 0
+        self._active: list[_Job] = []
+        self._investigations: list[_Investigation] = []
+        self._baseline: Run | None = None
+        self._schedules: Iterator[Schedule] = iter(())
+
+    def seconds_left(self) -> float | None:
+        """Return the rest of the time, at least 0; None if there is no limit."""
+        if self.plan.seconds is None:
+            return None
+        return max(0.0, self.plan.seconds - (time.monotonic() - self._begin))
+
+    def run(self) -> None:
+        """Search until the limit is reached. An interrupt keeps what was found and is raised again.
+
+        :raises ValueError: the program fails without faults, cannot be run, or makes no calls.
+        """
+        try:
+            with watchdog.guard(settings.RUN, self.plan.out.absolute()):
+                self._search()
+        except KeyboardInterrupt:
+            self.findings.interrupted = True
+            raise
+        finally:
+            for job in self._active:
+                job.running.stop()
+            self._finish()
+
+    def _search(self) -> None:
+        self._learn()
+        self._schedules = self._all_schedules()
+        while self._start_jobs() or self._active:
+            self._poll()
+            self._report(self)
+            if self.seconds_left() == 0:
+                break
+
+    # --- runs
+
+    def _learn(self) -> None:
+        running = self._start(Schedule())
+        try:
+            while (run := running.poll()) is None:
+                time.sleep(_INTERVAL)
+        finally:
+            running.stop()
+        causes = judge(run, self.plan.invariants, self.plan.accepted)
+        if causes:
+            raise ValueError(
+                f"the program fails without faults: {causes[0].title}. Its output is in "
+                f"{run.folder / 'output.txt'}. Faults can be judged only if it passes without them."
+            )
+        if not run.messages:
+            raise ValueError(
+                "the program made no RPC calls in which a fault could be injected. Check that it calls "
+                f"init_rpc in this environment; its output is in {run.folder / 'output.txt'}."
+            )
+        self._baseline = run
+        self.findings.baseline_seconds = run.seconds
+        self.findings.places.learn(run)
+
+    def _start(
+        self,
+        schedule: Schedule,
+        variables: Mapping[str, str] | None = None,
+        *,
+        diagnose: bool = True,
+    ) -> RunningProgram:
+        folder = self.plan.out / "runs" / f"{self._number:05}"
+        self._number += 1
+        program = replace(self.plan.program, variables=variables or {}, diagnose=diagnose)
+        return RunningProgram(program, folder, schedule.rule_file())
+
+    def _all_schedules(self) -> Iterator[Schedule]:
+        for path in sorted(self.plan.corpus.glob("*.toml")):
+            try:
+                yield schedules.read(path)
+            except RuleError as error:
+                self.findings.notes.append(f"{path} was not tried: {error}")
+        generated = schedules.generate(
+            lambda: list(self.findings.places),
+            self.plan.kinds,
+            self.plan.seed,
+            self.plan.strategy,
+        )
+        for schedule in generated:
+            enough = (
+                self.plan.failures is not None and len(self.findings.failures) >= self.plan.failures
+            )
+            if enough or (self.plan.runs is not None and self._generated >= self.plan.runs):
+                return
+            self._generated += 1
+            yield schedule
+
+    def _start_jobs(self) -> bool:
+        """Start programs until as many run as may; return whether any was started."""
+        started = False
+        while len(self._active) < self.plan.jobs:
+            job = self._next_job()
+            if job is None:
+                break
+            self._active.append(job)
+            started = True
+        return started
+
+    def _next_job(self) -> _Job | None:
+        for investigation in self._investigations:
+            if investigation.waiting is not None:
+                schedule, variables = investigation.waiting
+                investigation.waiting = None
+                resume = functools.partial(self._resume, investigation)
+                return _Job(self._start(schedule, variables, diagnose=False), resume)
+        generated = next(self._schedules, None)
+        if generated is None:
+            return None
+        return _Job(self._start(generated), functools.partial(self._explored, generated))
+
+    def _poll(self) -> None:
+        ended = False
+        for job in [*self._active]:
+            run = job.running.poll()
+            if run is None:
+                continue
+            ended = True
+            folder = run.folder
+            self._active.remove(job)
+            run.baseline = self._baseline
+            causes = judge(run, self.plan.invariants, self.plan.accepted)
+            self.findings.runs += 1
+            self.findings.places.learn(run)
+            self.findings.places.cover(run)
+            job.done(run, causes)
+            if not self.plan.keep:
+                shutil.rmtree(folder, ignore_errors=True)  # that of a new failure was moved
+        if not ended:
+            time.sleep(_INTERVAL)
+
+    # --- failures
+
+    def _explored(self, schedule: Schedule, run: Run, causes: Sequence[Cause]) -> None:
+        self.findings.explored += 1
+        if not causes:
+            return
+        self.findings.failing_runs += 1
+        cause = causes[0]
+        known = next((one for one in self.findings.failures if one.cause.key == cause.key), None)
+        if known is not None:
+            known.times += 1
+            return
+        number = len(self.findings.failures) + 1
+        folder = self.plan.out / "failures" / f"{number:02}-{reproduce.slug(cause.key)}"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.move(run.folder, folder)
+        run.folder = folder
+        failure = Failure(
+            number=number,
+            cause=cause,
+            folder=folder,
+            run=run,
+            shrunk=Shrunk(schedule),
+            origin=schedule.origin,
+            after=self.findings.explored,
+            seconds=round(time.monotonic() - self._begin, 1),
+        )
+        self.findings.failures.append(failure)
+        investigation = _Investigation(failure, self._investigate(failure))
+        investigation.waiting = next(investigation.steps)
+        self._investigations.append(investigation)
+        # At once, in case that there is no time to shrink it.
+        reproduce.write(failure, self.plan)
+
+    def _investigate(
+        self, failure: Failure
+    ) -> Generator[tuple[Schedule, Mapping[str, str]], bool, None]:
+        steps = shrink(failure.shrunk, failure.run, self.plan.confirmations)
+        failed = None
+        while True:
+            try:
+                schedule = next(steps) if failed is None else steps.send(failed)
+            except StopIteration:
+                break
+            failed = yield schedule, {}
+        if self.plan.against is not None:
+            failure.against = Against(self.plan.against)
+            for _ in range(_COMPARISONS):
+                override = {"RPC_BACKENDS_OVERRIDE": self.plan.against}
+                failure.against.failed += yield failure.shrunk.schedule, override
+                failure.against.of += 1
+
+    def _resume(self, investigation: _Investigation, _run: Run, causes: Sequence[Cause]) -> None:
+        same = any(cause.key == investigation.failure.cause.key for cause in causes)
+        try:
+            investigation.waiting = investigation.steps.send(same)
+        except StopIteration:
+            self._investigations.remove(investigation)
+            reproduce.write(investigation.failure, self.plan)
+
+    def _finish(self) -> None:
+        for investigation in self._investigations:
+            reproduce.write(investigation.failure, self.plan)
+        self.findings.seconds = round(time.monotonic() - self._begin, 1)

@@ -1,0 +1,126 @@
+"""Reduces a failing schedule to the fewest faults that still fail (delta debugging)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from rpc_backends_faults.explore.places import Place
+from rpc_backends_faults.explore.runs import Run
+from rpc_backends_faults.explore.schedules import WIDE, Schedule, fault
+
+Fault = tuple[tuple[str, Any], ...]
+#: Yields schedules to run; is sent whether the run failed for the same cause.
+Shrinking = Generator[Schedule, bool, None]
+
+#: How often a schedule that passes is tried before it counts as passing.
+_TRIES = 2
+#: How many faults of a log are turned into rules at most.
+_MOST_FAULTS = 60
+
+
+@dataclass
+class Shrunk:
+    """The state of shrinking, which may be stopped at any time.
+
+    :ivar schedule: the smallest schedule that is known to fail.
+    :ivar failed: in how many of the ``of`` runs it failed that confirmed it.
+    :ivar tried: how many runs were made on the way.
+    :ivar complete: whether shrinking and confirming have ended.
+    """
+
+    schedule: Schedule
+    failed: int = 0
+    of: int = 0
+    tried: int = 0
+    complete: bool = False
+
+    def text(self) -> str:
+        """Return in words how often the schedule fails."""
+        if not self.of:
+            return "not repeated: the time was over"
+        return f"fails in {self.failed} of {self.of} runs"
+
+
+def exact(run: Run, schedule: Schedule) -> Schedule | None:
+    """Return a schedule with one rule for each fault that acted in a run, from its log of decisions.
+
+    :returns: None if there were too many faults, or a rule acted that cannot be written so.
+    """
+    faults: dict[Fault, None] = {}
+    for acted in run.injected:
+        if acted.what in WIDE:
+            return None
+        settings: dict[str, Any] = {"budget": 1} if acted.what == "crash" else {}
+        if acted.what in {"delay", "reply_delay"}:
+            settings["seconds"] = round(acted.seconds, 3)
+        place = Place(acted.message, acted.function, acted.sender, acted.receiver, "")
+        faults[fault(acted.what, place, acted.number, settings)] = None
+    if not faults or len(faults) > _MOST_FAULTS:
+        return None
+    return Schedule(tuple(faults), 0, schedule.origin)
+
+
+def shrink(shrunk: Shrunk, first: Run, confirmations: int = 10) -> Shrinking:
+    """Shrink a schedule that failed in the run ``first``.
+
+    :param shrunk: holds the schedule, and the result while it is made.
+    :param confirmations: how often the smallest schedule is run to say in how many runs it fails.
+    """
+
+    def fails(candidate: Schedule) -> Generator[Schedule, bool, bool]:
+        for _ in range(_TRIES):
+            shrunk.tried += 1
+            if (yield candidate):
+                shrunk.schedule = candidate
+                return True
+        return False
+
+    decided = exact(first, shrunk.schedule)
+    if decided is not None and set(decided.faults) != set(shrunk.schedule.faults):
+        yield from fails(decided)
+    if len(shrunk.schedule.faults) > 1:
+        yield from _fewest(shrunk.schedule, fails)
+    for number in range(len(shrunk.schedule.faults)):
+        for simpler in _simpler(shrunk.schedule.faults[number]):
+            faults = [*shrunk.schedule.faults]
+            faults[number] = simpler
+            if (yield from fails(shrunk.schedule.with_faults(faults))):
+                break
+    for _ in range(confirmations):
+        failed = yield shrunk.schedule
+        shrunk.failed += failed
+        shrunk.of += 1
+    shrunk.complete = True
+
+
+def _fewest(
+    schedule: Schedule, fails: Callable[[Schedule], Generator[Schedule, bool, bool]]
+) -> Shrinking:
+    """Find a smallest part of the faults that fails: without any one of them, it passes."""
+    faults: list[Fault] = list(schedule.faults)
+    parts = 2
+    while len(faults) > 1:
+        size = max(1, len(faults) // parts)
+        chunks = [faults[begin : begin + size] for begin in range(0, len(faults), size)]
+        # A part alone first, then all without a part; with two parts these are the same.
+        rests = [[f for f in faults if f not in chunk] for chunk in chunks] if parts > 2 else []
+        for candidate in [*chunks, *rests]:
+            smaller = 0 < len(candidate) < len(faults)
+            if smaller and (yield from fails(schedule.with_faults(candidate))):
+                faults, parts = candidate, max(2, min(parts - 1, len(candidate)))
+                break
+        else:
+            if parts >= len(faults):
+                break
+            parts = min(2 * parts, len(faults))
+
+
+def _simpler(rule: Fault) -> list[Fault]:
+    """Return simpler rules to try: the first message in place of a later one."""
+    settings = dict(rule)
+    if not settings.get("after"):
+        return []
+    del settings["after"]
+    return [tuple(settings.items())]

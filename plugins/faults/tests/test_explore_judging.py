@@ -1,0 +1,168 @@
+"""How a run is judged, and that all of its processes end."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_faults.explore import invariants
+from rpc_backends_faults.explore.invariants import Invariant
+from rpc_backends_faults.explore.processes import Program, RunningProgram
+from rpc_backends_faults.explore.runs import Run
+from rpc_backends_faults.explore.verdicts import judge
+
+LEAVES_A_PROCESS = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+"""
+
+
+def finished(folder: Path, code: str, hang: float = 60.0, timeout: float = 60.0) -> Run:
+    """Run Python code as a program."""
+    program = Program((sys.executable, "-c", textwrap.dedent(code)), hang, timeout, diagnose=False)
+    running = RunningProgram(program, folder / "run", "")
+    try:
+        while (run := running.poll()) is None:
+            time.sleep(0.02)
+        assert running.processes() == []
+    finally:
+        running.stop()
+    return run
+
+
+def with_output(folder: Path, output: str, status: int = 1) -> Run:
+    folder.mkdir(exist_ok=True)
+    (folder / "output.txt").write_text(textwrap.dedent(output))
+    return Run(folder, status, 1.0)
+
+
+def test_a_program_that_ends_well_has_no_cause(tmp_path: Path) -> None:
+    assert judge(finished(tmp_path, "print('done')")) == []
+
+
+def test_an_accepted_status_has_no_cause(tmp_path: Path) -> None:
+    run = finished(tmp_path, "raise SystemExit(3)")
+
+    assert judge(run, accepted=(0, 3)) == []
+    assert [cause.kind for cause in judge(run)] == ["exit"]
+
+
+def test_an_exception_is_named_with_its_function(tmp_path: Path) -> None:
+    (cause,) = judge(finished(tmp_path, "def train():\n  raise ValueError('no 7')\ntrain()"))
+
+    assert cause.kind == "exit"
+    assert cause.title == "ValueError in train: no 7"
+
+
+def test_the_error_of_a_worker_is_named_before_the_launchers(tmp_path: Path) -> None:
+    output = """\
+        Traceback (most recent call last):
+          File "/x/train.py", line 12, in main
+            mp.spawn(work)
+        torch.multiprocessing.spawn.ProcessRaisedException:
+
+        Traceback (most recent call last):
+          File "/x/train.py", line 8, in work
+            call()
+          File "/x/lib/python3.11/site-packages/torch/api.py", line 842, in rpc_sync
+            return fut.wait()
+        RuntimeError: RPC ran for more than 1500 ms
+        """
+    (cause,) = judge(with_output(tmp_path, output))
+
+    assert cause.title == "RuntimeError in work: RPC ran for more than 1500 ms"
+
+
+def test_failures_that_differ_in_numbers_have_one_cause(tmp_path: Path) -> None:
+    first, second = (
+        judge(with_output(tmp_path / name, f"lost {number} of 9\n"))[0].key
+        for name, number in (("a", 1), ("b", 2))
+    )
+
+    assert first == second
+
+
+def test_a_signal_is_a_cause(tmp_path: Path) -> None:
+    (cause,) = judge(finished(tmp_path, "import os; os.kill(os.getpid(), 11)"))
+
+    assert (cause.kind, cause.title) == ("signal", "a process was ended by SIGSEGV")
+
+
+def test_a_program_without_progress_hangs_and_is_ended(tmp_path: Path) -> None:
+    run = finished(tmp_path, "import time; time.sleep(600)", hang=0.5)
+
+    assert run.status is None
+    assert [cause.kind for cause in judge(run)] == ["hang"]
+
+
+def test_a_program_that_only_prints_is_ended_too(tmp_path: Path) -> None:
+    code = "import time\nwhile True: print('.'); time.sleep(0.05)"
+    run = finished(tmp_path, code, timeout=1.0)
+
+    assert run.hang == "it had not ended after 1 s"
+
+
+def test_a_process_that_left_its_group_is_reported_and_ended(tmp_path: Path) -> None:
+    run = finished(tmp_path, LEAVES_A_PROCESS)
+
+    (cause,) = judge(run)
+    assert cause.kind == "left behind"
+    assert "time.sleep(600)" in cause.title
+
+
+def test_an_invariant_that_raises_is_a_cause(tmp_path: Path) -> None:
+    def check(run: Run) -> None:
+        assert "applied 2" in run.output, "2 is lost"
+
+    (cause,) = judge(with_output(tmp_path, "applied 1", 0), [Invariant("all_applied", check)])
+
+    assert (cause.kind, cause.title) == ("invariant", "all_applied: 2 is lost")
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        ("applied 1\napplied 2", ""),
+        ("applied 2", "lost: 1"),
+        ("applied 1\napplied 2\napplied 2", r"done again: 2 \(2 times\)"),
+        ("applied 1\napplied 2\napplied 3", "not expected: 3"),
+    ],
+)
+def test_exactly_once_names_lost_and_repeated_updates(
+    tmp_path: Path, output: str, problem: str
+) -> None:
+    run = with_output(tmp_path / "run", output, 0)
+    run.baseline = with_output(tmp_path / "baseline", "applied 1\napplied 2", 0)
+
+    if not problem:
+        invariants.exactly_once(run, r"applied (\d+)")
+        return
+    with pytest.raises(AssertionError, match=problem):
+        invariants.exactly_once(run, r"applied (\d+)")
+
+
+def test_a_result_is_compared_with_the_fault_free_run(tmp_path: Path) -> None:
+    run = with_output(tmp_path / "run", "parameters ab", 0)
+    run.baseline = with_output(tmp_path / "baseline", "parameters cd", 0)
+
+    with pytest.raises(AssertionError, match="differs from"):
+        invariants.same_as_without_faults(run, r"parameters (\w+)")
+
+
+def test_a_loss_outside_its_band_is_refused(tmp_path: Path) -> None:
+    run = with_output(tmp_path, "loss 3.5\nloss 0.7", 0)
+
+    invariants.within(run, r"loss (\S+)", 0.0, 1.0)
+    with pytest.raises(AssertionError, match=r"0\.7 is not within 0 and 0.5"):
+        invariants.within(run, r"loss (\S+)", 0.0, 0.5)
+
+
+def test_a_file_without_invariants_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checks.py").write_text("def other(run): pass\n")
+
+    with pytest.raises(ValueError, match="no function whose name begins with 'check_'"):
+        invariants.load(tmp_path / "checks.py")

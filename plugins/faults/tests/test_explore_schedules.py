@@ -1,0 +1,170 @@
+"""Generated fault schedules, and the shrinking of those that fail."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_faults import files
+from rpc_backends_faults.explore.places import Place, Places
+from rpc_backends_faults.explore.runs import Run
+from rpc_backends_faults.explore.schedules import KINDS, Schedule, fault, generate, read
+from rpc_backends_faults.explore.shrinking import Shrunk, exact, shrink
+
+START = '{"t":1.0,"event":"start","worker":"trainer","seed":0,"rules":[],"pid":1}'
+PLACES = [
+    Place("PYTHON_CALL", f"train.{name}", "trainer", "ps", phase, numbers)
+    for name in ("update", "step")
+    for phase, numbers in (("first", (0,)), ("middle", (1, 2, 3)), ("last", (4,)))
+]
+ONE_RUN = Run(Path("none"), 0, 1.0)
+
+
+def take(number: int, seed: int = 1, kinds: tuple[str, ...] = KINDS) -> list[Schedule]:
+    return list(itertools.islice(generate(lambda: PLACES, kinds, seed), number))
+
+
+def run_with(folder: Path, *lines: str) -> Run:
+    (folder / "logs").mkdir(parents=True)
+    (folder / "logs/trainer.jsonl").write_text("\n".join((START, *lines)) + "\n")
+    return Run(folder, 0, 1.0)
+
+
+def request(number: int, function: str = "train.update", faults: str = "[]") -> str:
+    return (
+        f'{{"t":{number}.5,"event":"request","id":{number},"to":"ps","type":"PYTHON_CALL",'
+        f'"function":"{function}","bytes":9,"digest":"a","nth":1,"faults":{faults}}}'
+    )
+
+
+def shrunk(schedule: Schedule, fails: Callable[[Schedule], bool], first: Run = ONE_RUN) -> Shrunk:
+    state = Shrunk(schedule)
+    steps = shrink(state, first, confirmations=3)
+    answer = None
+    while True:
+        try:
+            candidate = next(steps) if answer is None else steps.send(answer)
+        except StopIteration:
+            return state
+        answer = fails(candidate)
+
+
+def test_equal_seeds_give_equal_schedules() -> None:
+    assert take(200, seed=5) == take(200, seed=5)
+    assert take(200, seed=5) != take(200, seed=6)
+
+
+def test_each_place_gets_a_fault_before_a_second_one() -> None:
+    origins = {schedule.origin.partition(" at ")[2] for schedule in take(len(PLACES))}
+
+    assert origins == {place.text() for place in PLACES}
+
+
+def test_single_faults_try_each_kind_at_each_place() -> None:
+    singles = take(len(PLACES) * len(KINDS))
+
+    assert all(len(schedule.faults) == 1 for schedule in singles)
+    assert len({schedule.origin for schedule in singles}) == len(singles)
+
+
+def test_faults_are_combined_after_single_faults() -> None:
+    later = take(len(PLACES) * len(KINDS) + 20)[-20:]
+
+    assert {len(schedule.faults) for schedule in later} == {2, 3}
+
+
+def test_places_that_appear_later_get_faults_too() -> None:
+    known = list(PLACES[:1])
+    schedules = generate(lambda: known, ("drop",), 1)
+
+    next(schedules)
+    known.append(PLACES[4])
+
+    assert next(schedules).origin == f"drop at {PLACES[4].text()}"
+
+
+@pytest.mark.parametrize("strategy", ["guided", "random"])
+def test_each_schedule_is_a_valid_rule_file(strategy: str, tmp_path: Path) -> None:
+    schedules = generate(lambda: PLACES, KINDS, 3, strategy)  # type: ignore[arg-type]
+    for schedule in itertools.islice(schedules, 200):
+        text = schedule.rule_file("a sentence\nand another")
+        assert len(files.parse(text, "rules.toml").rules) == len(schedule.faults)
+        assert schedule.words()
+        (tmp_path / "rules.toml").write_text(text)
+        assert read(tmp_path / "rules.toml").faults == schedule.faults
+
+
+def test_places_are_streams_and_phases_of_a_run(tmp_path: Path) -> None:
+    mark = '{"t":3.1,"event":"mark","name":"epoch-1","on":true}'
+    run = run_with(tmp_path, request(1), request(2), request(3), mark, request(4, "train.save"))
+    places = Places()
+    places.learn(run)
+
+    assert [(place.function, place.phase, place.numbers) for place in places] == [
+        ("train.save", "epoch-1", (0,)),
+        ("train.update", "first", (0,)),
+        ("train.update", "last", (2,)),
+        ("train.update", "middle", (1,)),
+    ]
+
+
+def test_coverage_counts_faults_that_acted(tmp_path: Path) -> None:
+    places = Places()
+    places.learn(run_with(tmp_path / "0", request(1), request(2), request(3)))
+    dropped = '[{"rule":"drop-1","what":"drop","seconds":0}]'
+    places.cover(run_with(tmp_path / "1", request(1), request(2, faults=dropped)))
+
+    assert places.covered() == 1
+    assert {place.phase: dict(counts) for place, counts in places.counts.items()} == {
+        "middle": {"drop": 1}
+    }
+
+
+def test_shrinking_leaves_the_one_fault_that_matters() -> None:
+    schedule = Schedule(tuple(fault("drop", PLACES[1], number, {}) for number in range(9)))
+    guilty = schedule.faults[6]
+
+    small = shrunk(schedule, lambda candidate: guilty in candidate.faults)
+
+    assert small.schedule.faults == (guilty,)
+    assert (small.failed, small.of, small.complete) == (3, 3, True)
+
+
+def test_shrinking_keeps_two_faults_that_only_fail_together() -> None:
+    schedule = Schedule(tuple(fault("drop", PLACES[1], number, {}) for number in range(12)))
+    pair = {schedule.faults[2], schedule.faults[11]}
+
+    small = shrunk(schedule, lambda candidate: pair <= set(candidate.faults))
+
+    assert set(small.schedule.faults) == pair
+
+
+def test_shrinking_moves_a_fault_to_the_first_message() -> None:
+    schedule = Schedule((fault("drop", PLACES[1], 3, {}),))
+
+    small = shrunk(schedule, lambda candidate: bool(candidate.faults))
+
+    assert small.schedule.faults == (fault("drop", PLACES[1], 0, {}),)
+
+
+def test_a_random_rule_becomes_the_faults_of_its_log(tmp_path: Path) -> None:
+    acted = '[{"rule":"drop-1","what":"drop","seconds":0}]'
+    run = run_with(tmp_path, request(1), request(2, faults=acted), request(3, faults=acted))
+    anywhere = Schedule(((("what", "drop"), ("probability", 0.1)),), seed=4)
+
+    single = exact(run, anywhere)
+
+    assert single is not None
+    assert single.faults == (
+        fault("drop", PLACES[1], 1, {}),
+        fault("drop", PLACES[1], 2, {}),
+    )
+
+
+def test_a_failure_that_does_not_repeat_says_so() -> None:
+    small = shrunk(Schedule((fault("drop", PLACES[0], 0, {}),)), lambda candidate: False)
+
+    assert small.text() == "fails in 0 of 3 runs"
