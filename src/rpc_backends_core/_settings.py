@@ -53,6 +53,7 @@ OF_PACKAGES = {
     "rpc-backend-zeromq": (
         "ZEROMQ_ADDRESS",
         "ZEROMQ_ENCRYPTION",
+        "ZEROMQ_FIPS",
         "ZEROMQ_INTERFACE",
         "ZEROMQ_PORTS",
         "ZEROMQ_SECRET",
