@@ -1,4 +1,4 @@
-// The key pair of a worker's session: Ed25519, or ECDSA with P-256 for FIPS.
+// The key pair of a worker's session, as text and in DER: Ed25519, or ECDSA with P-256 for FIPS.
 //
 // The text of a public key has 40 characters: Z85 of 32 bytes, which are the key of Ed25519, or the SHA-256 of a key of
 // P-256 as certificates hold it.

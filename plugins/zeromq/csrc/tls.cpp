@@ -343,6 +343,7 @@ ssize_t TlsChannel::read(const iovec* places, int count, bool& is_drained) {
       is_drained = true;
       if (begin_ == end_) {
         arrived_.reset();
+        begin_ = end_ = 0;
       }
       if (bytes == 0) {
         errno = EAGAIN;
