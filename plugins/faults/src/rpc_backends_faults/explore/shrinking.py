@@ -53,7 +53,7 @@ def exact(run: Run, schedule: Schedule) -> Schedule | None:
         if acted.what in WIDE:
             return None
         settings: dict[str, Any] = {"budget": 1} if acted.what == "crash" else {}
-        if acted.what in {"delay", "reply_delay"}:
+        if acted.what in {"delay", "reply_delay", "stop"}:
             settings["seconds"] = round(acted.seconds, 3)
         place = Place(acted.message, acted.function, acted.sender, acted.receiver, "")
         faults[fault(acted.what, place, acted.number, settings)] = None
