@@ -36,6 +36,10 @@ class Shrunk:
     tried: int = 0
     complete: bool = False
 
+    def may_repeat(self) -> bool:
+        """Return whether the schedule failed again, or was not run again yet."""
+        return self.failed > 0 or not self.complete
+
     def text(self) -> str:
         """Return in words how often the schedule fails."""
         if not self.of:
