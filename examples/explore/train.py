@@ -94,7 +94,7 @@ def work(rank, meeting, path, fixed):
     rpc.init_rpc(WORKERS[rank], rank=rank, world_size=len(WORKERS), rpc_backend_options=options)
     if rank == 1:
         train(path, fixed)
-    rpc.shutdown()
+    rpc.shutdown(timeout=60)
 
 
 def attempt(folder, number, fixed):

@@ -35,7 +35,7 @@ void take(const py::dict& settings, const char* key, Value& value,
 
 std::vector<std::pair<const char*, FaultKind>> kinds() {
   std::vector<std::pair<const char*, FaultKind>> found;
-  for (int i = 0; i <= static_cast<int>(FaultKind::kCrash); ++i) {
+  for (int i = 0; i <= static_cast<int>(FaultKind::kStop); ++i) {
     found.emplace_back(kind_name(static_cast<FaultKind>(i)), static_cast<FaultKind>(i));
   }
   return found;

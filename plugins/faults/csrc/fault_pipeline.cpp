@@ -1,10 +1,14 @@
 #include "fault_pipeline.h"
 
 #include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <ctime>
 #include <utility>
 #include <vector>
 
@@ -17,6 +21,30 @@ namespace {
     ::kill(::getpid(), SIGKILL);
   }
   ::_exit(exit_code < 0 ? 137 : exit_code);
+}
+
+// Stops all threads of this process for `seconds`. A child continues it, because a stopped process cannot do that
+// itself. The child has no exit signal, so that a program that waits for its own children does not notice it.
+void stop_process(double seconds) {
+  const pid_t self = ::getpid();
+  timespec left{};
+  left.tv_sec = static_cast<time_t>(seconds);
+  left.tv_nsec = static_cast<long>((seconds - static_cast<double>(left.tv_sec)) * 1e9);
+  const auto child = static_cast<pid_t>(::syscall(SYS_clone, 0, 0, 0, 0, 0));
+  if (child == 0) {  // only system calls here: other threads may have held any lock
+#ifdef SYS_close_range
+    ::syscall(SYS_close_range, 0, ~0U, 0);  // it must not keep the connections of this process open
+#endif
+    ::kill(self, SIGSTOP);
+    while (::nanosleep(&left, &left) != 0) {
+    }
+    if (::getppid() == self) {
+      ::kill(self, SIGCONT);
+    }
+    ::_exit(0);
+  }
+  while (child > 0 && ::waitpid(child, nullptr, __WCLONE) < 0 && errno == EINTR) {
+  }
 }
 
 const char* outcome_of(End::Kind kind) {
@@ -208,6 +236,9 @@ void FaultPipeline::on_request(RequestPtr request) {
       std::make_shared<FaultCall>(shared_from_this(), id, head, std::move(*seen), std::move(faults), answers);
   if (const Fault* crash = call->find(FaultKind::kCrash)) {
     end_process(crash->rule->exit_code);  // the fault is already in the log
+  }
+  if (const Fault* stop = call->find(FaultKind::kStop)) {
+    stop_process(stop->seconds);
   }
   request->observe(call);
   if (const Fault* failed = call->find(FaultKind::kFail)) {

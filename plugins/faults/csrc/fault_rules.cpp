@@ -117,6 +117,8 @@ const char* kind_name(FaultKind kind) {
       return "pause";
     case FaultKind::kCrash:
       return "crash";
+    case FaultKind::kStop:
+      return "stop";
   }
   return "";
 }

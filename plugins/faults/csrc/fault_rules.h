@@ -42,6 +42,7 @@ enum class FaultKind {
   kBandwidth,   // the link carries a limited number of bytes per second
   kPause,       // the worker neither sends nor answers for a while
   kCrash,       // the process ends
+  kStop,        // sent after the process was stopped for a while
 };
 
 const char* kind_name(FaultKind kind);

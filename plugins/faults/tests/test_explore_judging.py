@@ -93,7 +93,7 @@ def test_a_signal_is_a_cause(tmp_path: Path) -> None:
 
 
 def test_a_program_without_progress_hangs_and_is_ended(tmp_path: Path) -> None:
-    run = finished(tmp_path, "import time; time.sleep(600)", hang=0.5)
+    run = finished(tmp_path, "import time; print(1, flush=True); time.sleep(600)", hang=0.5)
 
     assert run.status is None
     assert [cause.kind for cause in judge(run)] == ["hang"]

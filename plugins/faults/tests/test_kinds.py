@@ -278,6 +278,20 @@ def test_crash_ends_the_process_and_the_others_get_errors(
         workers[1].call(steps.leave, False)
 
 
+def test_a_stopped_process_sends_its_message_when_it_continues(workers: Workers, call: str) -> None:
+    rule = {"what": "stop", "worker": "worker0", "seconds": 1.0, **OURS}
+    stat = Path(f"/proc/{workers[0].pid}/stat")
+    waiting = workers[0].start(fault_steps.attempt, "worker1", call, 30, (rule,))
+    states = set()
+    while not waiting.is_over(0.01):
+        states.add(stat.read_text().rpartition(")")[2].split()[0])
+    found, seconds = waiting.result()
+
+    assert "T" in states  # stopped by a signal
+    assert found == call
+    assert seconds >= 1.0
+
+
 # --- steps ----------------------------------------------------------------------------------------
 
 

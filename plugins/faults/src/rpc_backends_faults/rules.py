@@ -112,9 +112,14 @@ KINDS = {
     ),
     "pause": Kind("waits while the worker is paused", takes=_keys("seconds")),
     "crash": Kind("is not sent: its sender's process ends", takes=_keys("exit_code", "receiver")),
+    "stop": Kind(
+        "is sent after its sender's process was stopped (SIGSTOP)",
+        _keys("seconds"),
+        _keys("receiver"),
+    ),
 }
 #: Kinds whose rules may use the key `worker` instead of `sender`.
-OF_A_WORKER = ("pause", "crash")
+OF_A_WORKER = ("pause", "crash", "stop")
 
 
 def shown(value: object) -> str:
@@ -186,7 +191,7 @@ class Rule:
 
     :ivar what: the kind of fault, one of :data:`KINDS`.
     :ivar messages: patterns of message types.
-    :ivar senders: patterns of worker names; for `pause` and `crash`, the workers that are affected.
+    :ivar senders: patterns of worker names; for `pause`, `crash` and `stop`, the affected workers.
     :ivar receivers: patterns of worker names.
     :ivar functions: patterns of qualified names of functions and operators.
     :ivar housekeeping: whether the rule also applies to the calls that start and stop a group.
@@ -200,7 +205,7 @@ class Rule:
     :ivar start: seconds after the worker's `init_rpc` at which the rule becomes active.
     :ivar end: seconds after the worker's `init_rpc` at which it becomes inactive; None means never.
     :ivar mark: a pattern; the rule is active only while the program is inside a matching mark.
-    :ivar length: the duration of a delay or a pause; None for other kinds.
+    :ivar length: the duration of a delay, a pause or a stop; None for other kinds.
     :ivar others: `reorder`: the number of later messages to the same worker that overtake the message.
     :ivar within: `reorder`: seconds after which the message is sent in any case.
     :ivar one_way: `partition`, `bandwidth`: only the direction from senders to receivers is affected.

@@ -44,6 +44,7 @@ def _does(rule: Rule) -> str:
         f"{rule.within:g} s",
         "bandwidth": f"waits for its turn on a link of {rule.rate:g} bytes per second",
         "crash": f"{does}, with {how}",
+        "stop": f"{does} for {length}",
     }
     if rule.what == "partition" and rule.one_way:
         return "is lost, and so is each reply that travels in the same direction"

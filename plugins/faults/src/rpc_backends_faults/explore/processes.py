@@ -19,6 +19,8 @@ from rpc_backends_faults.explore.runs import Run
 
 #: Seconds that processes of a program may go on after the program has ended.
 _GRACE_PERIOD = 3.0
+#: How many times longer a program may take until its first event or output: it imports torch then.
+_STARTING = 4
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,9 @@ class RunningProgram:
         size = _size(self._folder)
         if size != self._size:
             self._size, self._changed = size, now
-        if now - self._changed > self._program.hang:
-            self._hang = f"no event and no output for {self._program.hang:g} s"
+        limit = self._program.hang * (1 if self._size else _STARTING)
+        if now - self._changed > limit:
+            self._hang = f"no event and no output for {limit:g} s"
         elif now - self._begin > self._program.timeout:
             self._hang = f"it had not ended after {self._program.timeout:g} s"
         if self._hang:

@@ -45,7 +45,7 @@ def lines(findings: Findings, plan: Plan) -> list[str]:
         text += [
             "",
             f"{failure.number}. {failure.cause.title}",
-            f"   {failure.shrunk.text()}; found after {failure.after} runs, {failure.seconds:.0f} s",
+            f"   {failure.shrunk.text()}; found after {_runs(failure.after)}, {failure.seconds:.0f} s",
             *(f"   {words}" for words in failure.shrunk.schedule.words()),
             *([f"   {failure.against.text()}"] if failure.against else []),
             f"   {reproduce.relative(failure.folder / 'rules.toml', Path.cwd())}",
@@ -53,6 +53,10 @@ def lines(findings: Findings, plan: Plan) -> list[str]:
     if not findings.failures:
         text.append("No run failed.")
     return text + findings.notes
+
+
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"
 
 
 def junit(findings: Findings) -> str:
@@ -128,8 +132,8 @@ def _failure(failure: Failure, plan: Plan) -> str:
     words = "".join(f"<li>{html.escape(text)}</li>" for text in data["words"])
     against = f"; {failure.against.text()}" if failure.against else ""
     facts = (
-        f"{failure.shrunk.text()}{against}; found after {failure.after} runs ({failure.seconds:.0f} s) "
-        f"by {failure.origin}; seen in {failure.times} explored runs"
+        f"{failure.shrunk.text()}{against}; found after {_runs(failure.after)} ({failure.seconds:.0f} s) "
+        f"by {failure.origin}; seen in {_runs(failure.times)}"
     )
     folder = reproduce.relative(failure.folder, plan.out)
     links = " · ".join(

@@ -30,6 +30,7 @@ CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
     "partition": ({"first": 4},),
     "pause": ({"seconds": 1.0, "budget": 1}, {"seconds": 3.0, "budget": 1}),
     "crash": ({"budget": 1},),
+    "stop": ({"seconds": 1.0}, {"seconds": 3.0}),
 }
 #: Faults of a link or a worker for the whole run, by name: kinds of rules with these settings.
 LINKS: dict[str, dict[str, Any]] = {

@@ -183,10 +183,7 @@ class Search:
             self.plan.strategy,
         )
         for schedule in generated:
-            enough = (
-                self.plan.failures is not None and len(self.findings.failures) >= self.plan.failures
-            )
-            if enough or (self.plan.runs is not None and self._generated >= self.plan.runs):
+            if self.plan.runs is not None and self._generated >= self.plan.runs:
                 return
             self._generated += 1
             yield schedule
@@ -209,10 +206,15 @@ class Search:
                 investigation.waiting = None
                 resume = functools.partial(self._resume, investigation)
                 return _Job(self._start(schedule, variables, diagnose=False), resume)
-        generated = next(self._schedules, None)
+        generated = next(self._schedules, None) if not self._has_enough() else None
         if generated is None:
             return None
         return _Job(self._start(generated), functools.partial(self._explored, generated))
+
+    def _has_enough(self) -> bool:
+        """Return whether enough failures were found; one that did not repeat does not count."""
+        repeated = [one for one in self.findings.failures if one.shrunk.may_repeat()]
+        return self.plan.failures is not None and len(repeated) >= self.plan.failures
 
     def _poll(self) -> None:
         ended = False

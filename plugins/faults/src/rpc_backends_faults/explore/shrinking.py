@@ -36,6 +36,10 @@ class Shrunk:
     tried: int = 0
     complete: bool = False
 
+    def may_repeat(self) -> bool:
+        """Return whether the schedule failed again, or was not run again yet."""
+        return self.failed > 0 or not self.complete
+
     def text(self) -> str:
         """Return in words how often the schedule fails."""
         if not self.of:
@@ -53,7 +57,7 @@ def exact(run: Run, schedule: Schedule) -> Schedule | None:
         if acted.what in WIDE:
             return None
         settings: dict[str, Any] = {"budget": 1} if acted.what == "crash" else {}
-        if acted.what in {"delay", "reply_delay"}:
+        if acted.what in {"delay", "reply_delay", "stop"}:
             settings["seconds"] = round(acted.seconds, 3)
         place = Place(acted.message, acted.function, acted.sender, acted.receiver, "")
         faults[fault(acted.what, place, acted.number, settings)] = None
