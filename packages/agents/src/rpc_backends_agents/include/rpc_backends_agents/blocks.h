@@ -30,8 +30,9 @@ inline constexpr size_t kLargePage = size_t{2} << 20;
 // message of 256 MiB: 0.2 to 0.4 s with small pages, 0.4 to 1.0 s with huge ones. Measured for later echoes of 64 MiB
 // on UCX: half the processor time with huge pages.
 inline constexpr size_t kMostHuge = size_t{16} << 20;
-// After how many uses a larger block gets huge pages.
-inline constexpr int kOften = 2;
+// After how many uses a larger block gets huge pages. Where they must be backed first, they cost as much as about six
+// messages save.
+inline constexpr int kOften = 4;
 // Granularity of block sizes without huge pages.
 inline constexpr size_t kStep = size_t{64} << 10;
 // malloc() is as fast for smaller sizes.
