@@ -1,7 +1,8 @@
 // Gives the transport's events to the threads that wait in receive(). These threads also make UCX progress.
 //
 // One thread at a time polls UCX. It stops a short time after the last traffic. Then all threads sleep, until UCX
-// signals traffic through its event descriptor. A thread that takes an event arms this signal instead of waking another
+// signals traffic through its event descriptor. If that is soon, the wake-up has cost more than polling would have, and
+// threads poll longer next time. A thread that takes an event arms this signal instead of waking another
 // thread to poll. So another thread wakes only if new traffic arrives while the event is handled.
 //
 // If as many threads handle events as there are processor cores, another thread would only compete with them (and for
@@ -59,8 +60,13 @@ class Inbox {
   // Makes all calls of receive() return kClosed.
   void close();
 
+  // How long threads poll after the last traffic now.
+  Clock::duration poll_time() const { return Clock::duration(poll_time_.load(std::memory_order_relaxed)); }
+
  private:
   static Clock::rep now() { return Clock::now().time_since_epoch().count(); }
+  // Whether the last traffic was so recent that it is worth polling for more.
+  bool expects_traffic() const { return now() - last_traffic_.load(std::memory_order_relaxed) < poll_time().count(); }
 
   struct Polling;
   struct Sleeping;
@@ -72,6 +78,7 @@ class Inbox {
   void leave_polling();
   void sleep_until(Clock::time_point deadline);
   void handle(uint64_t id);
+  void adapt_poll_time();
   void wake();
   void wake_if_helpful();
   bool is_crowded() const;
@@ -80,7 +87,8 @@ class Inbox {
   void look_for_blocked_threads();
 
   Source& source_;
-  const Clock::rep poll_time_;
+  const Clock::rep shortest_poll_time_;
+  std::atomic<Clock::rep> poll_time_;
   Counters& counters_;
   Epoll epoll_;
   Signal wake_;

@@ -3,6 +3,9 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
 #include <future>
 #include <string>
 #include <thread>
@@ -231,6 +234,46 @@ TEST(Blocks, AreReusedForASimilarSizeOnly) {
   const void* const first = take_block(kSize).data;
   EXPECT_EQ(take_block(kSize - 4096).data, first);
   EXPECT_NE(take_block(kSize / 8).data, first);
+}
+
+// Whether the kernel was asked for huge pages at this address.
+bool asks_for_huge_pages(const void* address) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto wanted = reinterpret_cast<uintptr_t>(address);
+  bool is_inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
+      is_inside = begin <= wanted && wanted < end;
+    } else if (is_inside && line.starts_with("VmFlags:")) {
+      return (line + " ").find(" hg ") != std::string::npos;
+    }
+  }
+  return false;
+}
+
+TEST(Blocks, GetHugePagesWhenTheyAreLargeAndUsedOften) {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) {
+    GTEST_SKIP() << "this kernel has no huge pages for anonymous memory";
+  }
+  constexpr size_t kSize = blocks::kMostHuge + (size_t{3} << 20) + 1;
+  for (int used = 0; used < blocks::kOften; ++used) {
+    EXPECT_FALSE(asks_for_huge_pages(take_block(kSize).data)) << used;
+  }
+  const Part huge = take_block(kSize);
+  EXPECT_TRUE(asks_for_huge_pages(huge.data));
+  std::memset(const_cast<void*>(huge.data), 'b', kSize);
+}
+
+TEST(Blocks, KeepTheirHugePages) {
+  constexpr size_t kSize = blocks::kMostHuge * 2;
+  const void* last = nullptr;
+  for (int used = 0; used <= blocks::kOften; ++used) {
+    last = take_block(kSize).data;
+  }
+  for (int used = 0; used <= blocks::kOften; ++used) {
+    EXPECT_EQ(take_block(kSize).data, last);
+  }
 }
 
 TEST(Blocks, ThrowIfNoMemoryHasThatSize) {

@@ -142,6 +142,33 @@ TEST_F(InboxTest, NudgeMakesASleepingThreadPoll) {
   waiting.join();
 }
 
+TEST_F(InboxTest, ThreadsPollLongerAfterAWakeUpThatCameSoonOnly) {
+  constexpr milliseconds kShortest{40};
+  Inbox patient(source, kShortest, counters);
+  source.on_traffic = [&](int) { patient.push(event_of(1)); };
+  const auto wake_after = [&](Clock::duration silence) {
+    const int before = source.arms;
+    std::thread waiting([&] {
+      Event taken;
+      EXPECT_EQ(patient.receive(taken, limit()), Received::kEvent);
+    });
+    while (source.arms == before) {  // it polls
+      std::this_thread::yield();
+    }
+    std::this_thread::sleep_for(silence);
+    source.arrive();
+    waiting.join();
+  };
+  EXPECT_EQ(patient.poll_time(), kShortest);
+  for (const auto until = limit(); patient.poll_time() == kShortest && Clock::now() < until;) {
+    patient.expect_traffic();
+    wake_after({});
+  }
+  EXPECT_EQ(patient.poll_time(), 3 * kShortest);
+  wake_after(3 * kShortest);
+  EXPECT_EQ(patient.poll_time(), kShortest);
+}
+
 TEST_F(InboxTest, CloseEndsAllThreadsAndDropsEvents) {
   expect_close_to_end_all_threads(inbox);
 }
