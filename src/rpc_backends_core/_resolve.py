@@ -184,6 +184,7 @@ def _asked(name: str | None, options: Any) -> str:
 def _warn_of_variables(registry: Registry, starts: str | None) -> None:
     """Warn of variables that are probably misspelt, or whose package is not installed.
 
+    :raises SettingError: the package protects a worker.
     :param starts: the backend that starts, if that is known; this project's backends look at their own
         variables.
     """
@@ -191,6 +192,12 @@ def _warn_of_variables(registry: Registry, starts: str | None) -> None:
     names = {record.name for record in records}
     distributions = {record.distribution for record in records}
     for variable in _settings.other_variables(names, distributions):
+        if variable.missing in _settings.PROTECTING:
+            raise SettingError(
+                f"the environment variable {variable.name} asks for a protection that is not there: "
+                f"{variable.missing}, which reads it, is not installed. Install it, or unset the "
+                "variable."
+            )
         is_of_started = starts is not None and _settings.is_of(starts, variable)
         if variable.problem is not None and not is_of_started:
             logger.warning("the environment variable %s %s", variable.name, variable.problem)

@@ -41,6 +41,7 @@ OF_PACKAGES = {
     _AGENTS: ("AGENTS_ANY_TORCH",),
     "rpc-backends-inspect": ("RECORDER", "DUMP", "DUMP_AT_END", "DUMP_SHUTDOWN_AFTER"),
     "rpc-backends-faults": ("FAULTS", "FAULTS_LOG", "FAULTS_REPLAY", "FAULTS_SEED"),
+    "rpc-backends-guard": ("GUARD", "GUARD_LEARN"),
     "rpc-backends-opentelemetry": ("OTEL",),
     "rpc-backend-ucx": (
         "UCX_NET_DEVICES",
@@ -65,6 +66,8 @@ OF_PACKAGES = {
 _READERS = {
     name.partition("_")[0]: package for package, names in OF_PACKAGES.items() for name in names
 }
+#: Packages without which a start is refused if one of their variables is set, because they protect it.
+PROTECTING = frozenset({"rpc-backends-guard"})
 #: Values that ask for nothing, so that nothing is missing if no package reads them.
 _OFF = ("", "off")
 #: How similar to a known name (0 to 1) an unknown one must be to count as misspelt.

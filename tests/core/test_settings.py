@@ -166,6 +166,29 @@ def test_init_rpc_warns_of_a_misspelt_variable(site: Site, children: Children) -
     )
 
 
+def test_init_rpc_refuses_without_the_package_of_a_protection(
+    site: Site, children: Children
+) -> None:
+    site.add_backend("PIGEON")
+    said = children.run(
+        """
+        from torch.distributed import rpc
+        from rpc_backends_core import _patches as patches
+        patches.install()
+        try:
+            rpc.init_rpc("w", "PIGEON", 0, 1)
+        except Exception as error:
+            print(type(error).__name__, error)
+        """,
+        site=site,
+        env={"RPC_BACKENDS_GUARD": "policy.toml"},
+    )
+    assert said == (
+        "SettingError the environment variable RPC_BACKENDS_GUARD asks for a protection that is not "
+        "there: rpc-backends-guard, which reads it, is not installed. Install it, or unset the variable."
+    )
+
+
 # --- effect on the registry ------------------------------------------------------------------------
 
 
