@@ -9,6 +9,7 @@ import guard_attacks
 import torch
 from torch._C import _distributed_rpc as native
 from torch.distributed import autograd, rpc
+from torch.distributed.rpc import rref_proxy
 
 from support import steps
 from support.workers import WorkerContext
@@ -92,7 +93,7 @@ def use(me: WorkerContext) -> dict[str, str]:
         "reference": lambda: (
             rpc.rpc_sync("worker0", guard_attacks.listed, (guard_attacks.listed,)).__name__
         ),
-        "torch": lambda: rpc.rpc_sync("worker0", torch.is_tensor, (tensor,)),
+        "class method": lambda: rpc.rpc_sync("worker0", guard_attacks.Counter.starting_at, (3,)),
         "operator": lambda: rpc.rpc_sync("worker0", torch.add, (tensor, 1)),
         "remote operator": lambda: rpc.remote("worker0", torch.add, (tensor, 1)).to_here(),
         "fetch": lambda: rpc.remote("worker0", guard_attacks.listed, ({"a": (1, b"x")},)).to_here(),
@@ -116,7 +117,9 @@ def misuse(me: WorkerContext, folder: str) -> dict[str, str]:
     found = {
         "method": lambda: rref.rpc_sync().reset(f"{folder}/method"),
         "async method": lambda: rref.rpc_async().reset(f"{folder}/async").wait(),
-        "attribute": lambda: rref.rpc_sync().__class__(),
+        "attribute": lambda: rpc.rpc_sync(
+            "worker0", rref_proxy._local_invoke, (rref, "__class__", (), {})
+        ),
         "operator": lambda: rpc.rpc_sync("worker0", torch.mul, (tensor, 2)),
         "overload": lambda: rpc.rpc_sync("worker0", torch.sub, (tensor, 2)),
         "remote operator": lambda: rpc.remote("worker0", torch.mul, (tensor, 2)).to_here(),

@@ -78,7 +78,12 @@ size_t skip_id(const std::vector<Token>& tokens, size_t at) {
 
 std::optional<ScriptCallee> read_script_call(std::string_view pickle, bool is_remote) {
   const std::vector<Token> tokens = read_tail(pickle);
-  if (tokens.empty() || tokens[0].opcode != 't') {
+  if (tokens.empty()) {
+    return std::nullopt;
+  }
+  // Torch makes a tuple of two or three elements without a mark. A remote call has at least four.
+  const char end = tokens[0].opcode;
+  if (end != 't' && (is_remote || (end != '\x86' && end != '\x87'))) {
     return std::nullopt;
   }
   size_t at = 1;
@@ -97,11 +102,11 @@ std::optional<ScriptCallee> read_script_call(std::string_view pickle, bool is_re
     const bool says_whether_async = before.opcode == '\x88' || before.opcode == '\x89';
     return says_whether_async ? std::optional(ScriptCallee{false, std::string(name)}) : std::nullopt;
   }
-  const size_t end = before.text.find('(');
-  if (before.opcode != 'X' || end == std::string_view::npos || end == 0) {
+  const size_t bracket = before.text.find('(');
+  if (before.opcode != 'X' || bracket == std::string_view::npos || bracket == 0) {
     return std::nullopt;
   }
-  return ScriptCallee{true, std::string(before.text.substr(0, end))};
+  return ScriptCallee{true, std::string(before.text.substr(0, bracket))};
 }
 
 }  // namespace rpc_backends

@@ -35,6 +35,7 @@ TEST(ScriptCallTest, ARemoteCallEndsWithTwoIds) {
   EXPECT_EQ(name_in(kStart + kAdd + kName + kId + kId + "tq\2."s, true), "aten::add.Tensor");
   EXPECT_EQ(name_in(kStart + kAdd + kName + kId + "tq\2."s, true), "");
   EXPECT_EQ(name_in(kStart + kAdd + kName + "tq\2."s, true), "");
+  EXPECT_EQ(name_in("\x80\x02" + kAdd + kName + kId + kId + "\x87."s, true), "") << "a tuple without the schema";
 }
 
 TEST(ScriptCallTest, AFunctionOfTorchScriptIsNamed) {
@@ -50,7 +51,8 @@ TEST(ScriptCallTest, AnotherEndIsNotBelieved) {
   EXPECT_EQ(name_in(kStart + kSave + kName + "t." + kStart + call + "."), "") << "torch ignores what follows the end";
   EXPECT_EQ(name_in(kStart + call), "") << "no end";
   EXPECT_EQ(name_in(kStart + kAdd + "K\1" + kName + "t."), "") << "a value between schema and name";
-  EXPECT_EQ(name_in(kStart + kAdd + kName + "\x86."), "") << "another tuple";
+  EXPECT_EQ(name_in("\x80\x02" + kAdd + kName + "\x86."), "aten::add.Tensor");
+  EXPECT_EQ(name_in("\x80\x02" + kAdd + kName + "\x85."), "") << "another tuple";
   EXPECT_EQ(name_in(kStart + kSave + kName + "t" + "(" + call + "\x86."), "");
   EXPECT_EQ(name_in(""), "");
 }
