@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, List  # noqa: UP035  # TorchScript reads it
 
 import guard_attacks
 import torch
@@ -99,6 +99,8 @@ def use(me: WorkerContext) -> dict[str, str]:
         "fetch": lambda: rpc.remote("worker0", guard_attacks.listed, ({"a": (1, b"x")},)).to_here(),
         "method": lambda: rref.rpc_sync().add(2),
         "remote method": lambda: rref.remote().add(2).to_here(),
+        "script": lambda: rpc.rpc_sync("worker0", listed_script, (tensor, [1])),
+        "remote script": lambda: rpc.remote("worker0", listed_script, (tensor, [1])).to_here(),
         "exception": lambda: rpc.rpc_sync("worker0", guard_attacks.raise_unlisted),
     }
     outcomes = {name: _outcome(run) for name, run in found.items()}
@@ -134,11 +136,17 @@ def misuse(me: WorkerContext, folder: str) -> dict[str, str]:
         ),
     }
     outcomes = {name: _outcome(run) for name, run in found.items()}
-    with torch.autograd.profiler.profile():
+    with torch.autograd.profiler_legacy.profile():  # the one that torch sends to the callee
         outcomes["profiling"] = _outcome(
             lambda: rpc.rpc_sync("worker0", guard_attacks.listed, (1,))
         )
     return outcomes
+
+
+@torch.jit.script
+def listed_script(tensor: torch.Tensor, numbers: List[int]) -> torch.Tensor:  # noqa: UP006
+    """Add a number; a TorchScript function that the policy lists."""
+    return tensor + numbers[0]
 
 
 @torch.jit.script

@@ -33,6 +33,7 @@ functions = [
 methods = ["guard_attacks:Counter.add"]
 references = ["guard_attacks:listed"]
 operators = ["aten::add", "aten::sub.Tensor"]
+scripts = ["__torch__.guard_steps.listed_script"]
 requests = ["fetch", "autograd"]
 
 [[rule]]
@@ -119,6 +120,8 @@ def uses(workers: Workers) -> None:
         "fetch": "returned {'a': (1, b'x')}",
         "method": "returned 2",
         "remote method": "returned 4",
+        "script": "returned tensor([1., 2., 3.])",
+        "remote script": "returned tensor([1., 2., 3.])",
         "exception": outcomes["exception"],
         "autograd": "returned 2.0",
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from torch.distributed import rpc
@@ -21,6 +20,10 @@ from rpc_backends_guard.unpickling import (
 )
 
 
+def _same(name: str) -> str:
+    return name
+
+
 class Permissions:
     """The rules for one worker, together.
 
@@ -32,6 +35,17 @@ class Permissions:
         self.functions = {name: resolve(name) for rule in rules for name in rule.functions}
         self.methods = frozenset(name for rule in rules for name in rule.methods)
         self.references = {name: resolve(name) for rule in rules for name in rule.references}
+
+    def find_reference(self, name: str) -> Any:
+        """Return the function or class that an argument is.
+
+        :raises GuardError: it is not listed.
+        """
+        name = names.canonical(name)
+        found = self.references.get(name)
+        if found is None:
+            raise GuardError(f"`references` does not list {name!r}", "references", name)
+        return found
 
 
 class Decisions:
@@ -117,17 +131,18 @@ class Decisions:
             raise GuardError("it is no call of a function")
         function, arguments, keywords = parts
         name = name_of(function)
-        unpickled.place(function, lambda name: name)
+        unpickled.place(function, _same)
         if name is None or type(arguments) is not tuple or type(keywords) is not dict:
             raise GuardError("it calls a value that it has made, which is not a function")
-        if not all(type(keyword) is str for keyword in keywords):
+        if keywords and not all(type(keyword) is str for keyword in keywords):
             raise GuardError("a keyword of the call is not a text")
         if name in names.INVOKES and name not in rules.functions:
             return self._method(unpickled, rules, arguments, keywords)
-        find = functools.partial(self._find_reference, rules)
         real = self._function(name, rules, arguments, peer)
-        arguments = tuple(unpickled.place(value, find) for value in arguments)
-        keywords = {key: unpickled.place(value, find) for key, value in keywords.items()}
+        arguments = unpickled.place_all(arguments, rules.find_reference)
+        if keywords:
+            find = rules.find_reference
+            keywords = {key: unpickled.place(value, find) for key, value in keywords.items()}
         unpickled.check_all_placed()
         return torch_internals.python_call(real, arguments, keywords)
 
@@ -173,9 +188,8 @@ class Decisions:
             raise GuardError(
                 f"its guard policy lists no method {method!r} in `methods`", "methods", method
             )
-        find = functools.partial(self._find_reference, rules)
-        positional = tuple(unpickled.place(value, find) for value in positional)
-        named = {key: unpickled.place(value, find) for key, value in named.items()}
+        positional = unpickled.place_all(positional, rules.find_reference)
+        named = {key: unpickled.place(value, rules.find_reference) for key, value in named.items()}
         unpickled.check_all_placed()
         return torch_internals.python_call(
             Invocation(rules.methods, method, self), (rref, *positional), named
@@ -197,14 +211,6 @@ class Decisions:
         found = self._in_results.get(names.canonical(name))
         if found is None:
             raise GuardError(f"`types` does not list {name!r}", "types", name)
-        return found
-
-    @staticmethod
-    def _find_reference(rules: Permissions, name: str) -> Any:
-        name = names.canonical(name)
-        found = rules.references.get(name)
-        if found is None:
-            raise GuardError(f"`references` does not list {name!r}", "references", name)
         return found
 
     def check_method(self, methods: frozenset[str], value: Any, method: str) -> None:

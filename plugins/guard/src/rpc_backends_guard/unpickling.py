@@ -9,12 +9,15 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rpc_backends_agents import check_pickle
 from rpc_backends_core.spi import RpcBackendsError, torch_internals
 from rpc_backends_guard import names
+
+#: The opcode that names a function or a class.
+_NAMES = pickle.STACK_GLOBAL
 
 
 class GuardError(RpcBackendsError, RuntimeError):
@@ -178,7 +181,6 @@ class _Unpickler(pickle.Unpickler):
         self._known = known
         self._by_name = known.by_name
         self.references: dict[str, Reference] = {}
-        self.owners: set[str] = set()
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what stands for a name; nothing is imported."""
@@ -193,7 +195,7 @@ class _Unpickler(pickle.Unpickler):
     def _attribute(self, of: Any, name: Any) -> Any:
         value = self._known.attribute(of, name)
         if type(of) is Reference:
-            self.owners.add(of.name)
+            self.references.pop(of.name, None)
         if type(value) is Reference:
             return self.references.setdefault(value.name, value)
         return value
@@ -205,14 +207,21 @@ class Unpickled:
     :ivar value: the value.
     """
 
-    def __init__(self, value: Any, references: Mapping[str, Reference], owners: set[str]) -> None:
+    def __init__(self, value: Any, references: dict[str, Reference]) -> None:
         self.value = value
-        self._left = {name for name in references if name not in owners}
+        self._left = references
+
+    def place_all(self, values: tuple[Any, ...], find: Callable[[str], Any]) -> tuple[Any, ...]:
+        """Return the values of arguments, as :meth:`place` does."""
+        for value in values:
+            if type(value) in _STAND_INS:
+                return tuple(self.place(value, find) for value in values)
+        return values
 
     def place(self, value: Any, find: Callable[[str], Any]) -> Any:
         """Return the value of an argument: for a reference and a class, what ``find`` returns."""
         if type(value) is Reference:
-            self._left.discard(value.name)
+            self._left.pop(value.name, None)
             return find(value.name)
         if type(value) is PermittedFunction:
             raise GuardError("it passes a function that only a pickle may call")
@@ -233,11 +242,22 @@ class Unpickled:
             )
 
 
+#: What stands in an unpickled value for functions and classes.
+_STAND_INS = frozenset({Reference, PermittedFunction, _PermittedMeta})
+
+
 def name_of(value: Any) -> str | None:
     """Return the name of what a pickle calls or passes; None for any other value."""
     if type(value) is Reference:
         return names.canonical(value.name)
     return value._name if type(value) is _PermittedMeta else None
+
+
+def _without_names(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise GuardError(f"it cannot be unpickled: {type(error).__name__}: {error}") from None
 
 
 def unpickle(data: bytes, known: Names, depth: int, size: int) -> Unpickled:
@@ -250,17 +270,19 @@ def unpickle(data: bytes, known: Names, depth: int, size: int) -> Unpickled:
     problem = check_pickle(data, depth, size)
     if problem:
         raise GuardError(f"{problem}")
+    if _NAMES not in data:  # no opcode that passes the check can name anything without it
+        return Unpickled(_without_names(data), {})
     unpickler = _Unpickler(data, known)
     try:
         value = unpickler.load()
     except GuardError:
         raise
     except Exception as error:
-        unlisted = [name for name in unpickler.references if name not in unpickler.owners]
+        unlisted = list(unpickler.references)
         if isinstance(error, TypeError | pickle.UnpicklingError) and unlisted:
             name = names.canonical(unlisted[-1])
             raise GuardError(
                 f"`types` does not list {name!r}, of which it makes a value", "types", name
             ) from None
         raise GuardError(f"it cannot be unpickled: {type(error).__name__}: {error}") from None
-    return Unpickled(value, unpickler.references, unpickler.owners)
+    return Unpickled(value, unpickler.references)
