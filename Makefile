@@ -37,7 +37,7 @@ LOWEST := importlib-metadata==8.0.0 pluggy==1.5.0 'click==8.1.*' 'rich==13.7.*' 
 ALL := $(sort $(patsubst %/pyproject.toml,%,$(wildcard packages/*/pyproject.toml plugins/*/pyproject.toml)))
 NATIVE := $(patsubst %/CMakeLists.txt,%,$(wildcard $(ALL:%=%/CMakeLists.txt)))
 # Pure Python, but they depend on one of NATIVE, and are installed with them.
-ON_NATIVE := packages/inspect plugins/opentelemetry
+ON_NATIVE := packages/inspect plugins/guard plugins/opentelemetry
 PURE := . $(filter-out $(NATIVE) $(ON_NATIVE),$(ALL))
 DISTRIBUTIONS := $(PURE) $(NATIVE) $(ON_NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)

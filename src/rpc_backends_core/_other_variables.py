@@ -23,6 +23,7 @@ PACKAGES = {
     "AGENTS": "rpc-backends-agents",
     "DUMP": "rpc-backends-inspect",
     "FAULTS": "rpc-backends-faults",
+    "GUARD": "rpc-backends-guard",
     "OTEL": "rpc-backends-opentelemetry",
     "RECORDER": "rpc-backends-inspect",
     "UCX": "rpc-backend-ucx",
@@ -30,6 +31,8 @@ PACKAGES = {
 }
 #: It has neither a backend nor a hook, so nothing says whether a lock allows to import it.
 _AGENTS = {"AGENTS": ["AGENTS_ANY_TORCH"]}
+#: The first words of variables that ask for a protection.
+_PROTECTING = ("GUARD",)
 _UNUSABLE = ("denied", "conflict", "invalid")
 #: Values that ask for nothing, so that nothing is missing if no package reads them.
 _OFF = ("", "off")
@@ -59,6 +62,12 @@ class OtherVariable:
         if self.nearest is not None:
             return f"is not read by any package of this project. Did you mean {self.nearest}?"
         return None
+
+    @property
+    def protects(self) -> bool:
+        """Whether it asks, or is probably meant to ask, for a protection of the worker."""
+        meant = self.nearest or self.name
+        return _first_word(meant.removeprefix(PREFIX), _PROTECTING) is not None
 
     def is_of(self, backend: str) -> bool:
         """Return whether an installed backend reads the variables that begin like this one."""

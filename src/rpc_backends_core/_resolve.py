@@ -184,6 +184,7 @@ def _asked(name: str | None, options: Any) -> str:
 def _warn_of_variables(registry: Registry, starts: str | None) -> None:
     """Warn of variables that are probably misspelt, or whose package is not installed.
 
+    :raises SettingError: such a variable asks for a protection of the worker.
     :param starts: the backend that starts, if that is known; this project's backends look at their own
         variables.
     """
@@ -191,6 +192,11 @@ def _warn_of_variables(registry: Registry, starts: str | None) -> None:
 
     records = [*registry.records(), *registry.hook_packages()]
     for variable in _other_variables.other_variables(records):
+        if variable.problem is not None and variable.protects:
+            raise SettingError(
+                f"the environment variable {variable.name} asks for a protection that is not there: it "
+                f"{variable.problem}"
+            )
         is_of_started = starts is not None and variable.is_of(starts)
         if variable.problem is not None and not is_of_started:
             logger.warning("the environment variable %s %s", variable.name, variable.problem)

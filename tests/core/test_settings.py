@@ -225,6 +225,42 @@ def test_init_rpc_warns_of_a_misspelt_variable(site: Site, children: Children) -
     )
 
 
+@pytest.mark.parametrize(
+    ("variable", "problem"),
+    [
+        (
+            "RPC_BACKENDS_GUARD",
+            "has no effect: rpc-backends-guard, which reads it, is not installed",
+        ),
+        (
+            "RPC_BACKENDS_GAURD",
+            "is not read by any package of this project. Did you mean RPC_BACKENDS_GUARD?",
+        ),
+    ],
+)
+def test_init_rpc_refuses_without_the_protection_that_is_asked_for(
+    site: Site, children: Children, variable: str, problem: str
+) -> None:
+    site.add_backend("PIGEON")
+    said = children.run(
+        """
+        from torch.distributed import rpc
+        from rpc_backends_core import _patches as patches
+        patches.install()
+        try:
+            rpc.init_rpc("w", "PIGEON", 0, 1)
+        except Exception as error:
+            print(type(error).__name__, error)
+        """,
+        site=site,
+        env={variable: "policy.toml"},
+    )
+    assert said == (
+        f"SettingError the environment variable {variable} asks for a protection that is not there: "
+        f"it {problem}"
+    )
+
+
 # --- effect on the registry ------------------------------------------------------------------------
 
 

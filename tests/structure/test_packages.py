@@ -37,6 +37,7 @@ BELOW = {
     "rpc_backend_ucx": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backend_zeromq": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_faults": {"rpc_backends_core", "rpc_backends_agents"},
+    "rpc_backends_guard": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_opentelemetry": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_inspect": {
         "rpc_backends_core",
@@ -77,6 +78,8 @@ TOOLS = {
     "rpc_backends_faults.command": {"rpc_backends_cli"},
     "rpc_backends_faults.explore.command": {"rpc_backends_cli"},
     "rpc_backends_faults.pytest_plugin": {"rpc_backends_testing"},
+    "rpc_backends_guard.check": {"rpc_backends_cli"},
+    "rpc_backends_guard.command": {"rpc_backends_cli"},
     "rpc_backends_faults.testing": {"rpc_backends_testing", "rpc_backends_processes"},
 }
 #: A private name of torch, as an attribute of one of its RPC modules.

@@ -24,6 +24,7 @@ NEED_AGENTS = (
     "rpc-backend-zeromq",
     "rpc-backends-faults",
     "rpc-backends-inspect",
+    "rpc-backends-guard",
     "rpc-backends-opentelemetry",
 )
 

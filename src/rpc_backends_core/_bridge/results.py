@@ -11,7 +11,7 @@ from typing import Any
 
 from rpc_backends_core import _settings
 from rpc_backends_core._bridge import torch_internals
-from rpc_backends_core._errors import ResultError
+from rpc_backends_core._errors import ResultError, RpcBackendsError
 
 #: Stands for the worker that has sent a result, where it is not known. `calls` replaces it.
 UNKNOWN_WORKER = "the worker that it called"
@@ -147,6 +147,8 @@ def _text_for_call(function: str, reason: Exception, classes: Iterable[str]) -> 
 
 def _why(reason: Exception, me: str, classes: Iterable[str]) -> str:
     """Return the reason why something cannot be unpickled, and what to do."""
+    if isinstance(reason, RpcBackendsError):  # a package refuses it, and says why
+        return str(reason)
     missing = _MISSING.search(str(reason))
     if isinstance(reason, AttributeError) and missing is not None:
         name, module = missing["name"], missing["module"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -152,6 +153,36 @@ NAMES = (
         "torch.distributed.rpc.internal.RemoteException",
         "the exception of a called function, with its text and type",
         "import torch leaves torch's RPC unchanged",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal._unpickler",
+        "the class that unpickles calls and results; the guard replaces it",
+        "init_rpc fails with a guard policy",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal._InternalRPCPickler._tensor_receiver",
+        "how a pickle names a tensor of its message",
+        "init_rpc fails with a guard policy",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal._InternalRPCPickler._py_rref_receiver",
+        "how a pickle holds an RRef",
+        "init_rpc fails with a guard policy",
+        _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.internal._InternalRPCPickler._script_module_receiver",
+        "how a pickle holds a module of TorchScript; the guard permits it only if its policy lists it",
+        "init_rpc fails with a guard policy",
+        _LATER,
+    ),
+    PrivateName(
+        "torch._utils._rebuild_parameter",
+        "how a pickle holds an nn.Parameter",
+        "init_rpc fails with a guard policy",
         _LATER,
     ),
     PrivateName(
@@ -441,6 +472,10 @@ PICKLED_FROM = "torch.distributed.rpc.internal"
 CALLS_OF_METHODS = "torch.distributed.rpc.rref_proxy"
 
 
+#: The class, as MODULE:QUALNAME, whose methods are pickled for most functions of the module torch.
+FUNCTIONS_OF_TORCH = "torch._C:_VariableFunctionsClass"
+
+
 def is_remote_exception(result: Any) -> bool:
     """Return whether a result stands for an exception of the called function."""
     return isinstance(result, rpc.internal.RemoteException)
@@ -458,6 +493,41 @@ def raising_call(error: Exception) -> Any:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def python_call(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Return a call of a Python function, which torch runs."""
+    return rpc.internal.PythonUDF(function, arguments, keywords)
+
+
+def call_parts(call: Any) -> tuple[Any, Any, Any] | None:
+    """Return function, arguments and keywords of a call that was unpickled; None for another value."""
+    return tuple(call) if type(call) is rpc.internal.PythonUDF else None
+
+
+def pickled_classes() -> dict[str, type]:
+    """Return the classes of torch's that a call and an exception are pickled as, by their names."""
+    return {kind.__name__: kind for kind in (rpc.internal.PythonUDF, rpc.internal.RemoteException)}
+
+
+def receivers() -> dict[str, Callable[[Any], Any]]:
+    """Return what unpickles tensors, RRefs and modules of TorchScript, by the names in pickles."""
+    pickler = rpc.internal._InternalRPCPickler
+    return {
+        name: getattr(pickler, name)
+        for name in ("_tensor_receiver", "_py_rref_receiver", "_script_module_receiver")
+    }
+
+
+def rebuild_parameter() -> Any:
+    """Return the function that makes an ``nn.Parameter`` of a tensor."""
+    return torch._utils._rebuild_parameter
+
+
+def set_unpickler(unpickler: Any) -> None:
+    """Make torch unpickle calls and results with ``unpickler(file).load()``; None restores pickle's."""
+    assert rpc.internal._unpickler is not None
+    rpc.internal._unpickler = pickle.Unpickler if unpickler is None else unpickler
 
 
 def with_text(error: Any, change: Callable[[str], str]) -> Any:

@@ -84,6 +84,11 @@ void TransportAgent::set_call_log(std::shared_ptr<CallLog> log) {
   core_->call_log = std::move(log);
 }
 
+void TransportAgent::set_policy(std::shared_ptr<RequestPolicy> policy) {
+  TORCH_CHECK(!rpcAgentRunning_, "a policy is set before the agent starts");
+  core_->policy = std::move(policy);
+}
+
 const rpc::WorkerInfo& TransportAgent::getWorkerInfo(const std::string& name) const {
   return core_->members.by_name(name);
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent/members.h"
+#include "agent/request_policy.h"
 #include "intercept/interceptor_chain.h"
 #include "record/call_log.h"
 #include "rpc_backends_agents/forks.h"
@@ -64,6 +65,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   void set_interceptors(std::shared_ptr<InterceptorChain> interceptors);
   // Records the requests that arrive; only before the agent starts.
   void set_call_log(std::shared_ptr<CallLog> log);
+  // Sets which requests of other workers are served; only before the agent starts.
+  void set_policy(std::shared_ptr<RequestPolicy> policy);
 
   const WorkerInfo& getWorkerInfo(const std::string& name) const override;
   const WorkerInfo& getWorkerInfo(torch::distributed::rpc::worker_id_t id) const override;

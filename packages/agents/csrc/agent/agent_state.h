@@ -20,6 +20,7 @@
 #include "agent/agent.h"
 #include "agent/lost_peers.h"
 #include "agent/members.h"
+#include "agent/request_policy.h"
 #include "agent/thread_pool.h"
 #include "record/call_log.h"
 #include "wire/devices.h"
@@ -51,7 +52,8 @@ struct AgentState : std::enable_shared_from_this<AgentState> {
   const std::shared_ptr<ThreadPool> thread_pool;
   std::function<void(const Parts&)> handle_own_message;  // receives what this worker sends to itself
   std::shared_ptr<InterceptorChain> interceptors;
-  std::shared_ptr<CallLog> call_log;  // null if calls are not recorded
+  std::shared_ptr<CallLog> call_log;      // null if calls are not recorded
+  std::shared_ptr<RequestPolicy> policy;  // null if every request is served
   Members members;
   Devices devices;
   LostPeers lost;

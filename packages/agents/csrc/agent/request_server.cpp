@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "agent/request_policy.h"
 #include "base/log.h"
 #include "inspect/request_inspector.h"
 #include "intercept/intercepted_call.h"
@@ -67,6 +68,12 @@ std::string listed(const std::map<std::string, size_t>& running) {
   }
   const size_t left_out = counts.size() - std::min(counts.size(), kMostNames);
   return left_out == 0 ? text : text + " and " + std::to_string(left_out) + " more functions";
+}
+
+// Whether a request, or the request in its wrappers, calls a Python function.
+bool calls_python(const rpc::Message& request) {
+  const int32_t type = inspect(request).type;
+  return type == rpc::MessageType::PYTHON_CALL || type == rpc::MessageType::PYTHON_REMOTE_CALL;
 }
 
 // A message with the text of an exception.
@@ -167,6 +174,21 @@ void RequestServer::begin(int peer, Decoded request, uint64_t bytes, std::vector
   CreationPtr creation =
       created ? std::make_shared<const EarlyDeletions::Creation>(early_deletions_, created->id, created->fork)
               : nullptr;
+  // Before interceptors, which may hold a request, and before torch, which unpickles it.
+  if (agent_.policy && peer != agent_.id) {
+    const std::string refusal = agent_.policy->refusal(agent_.members.by_id(peer).name_, *request.message);
+    if (!refusal.empty()) {
+      auto answer = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
+      fail(answer, refusal);
+      with_rref_failed(*request.message, creation, [&](JitFuture& error) {
+        answer_request(peer, request.call, error, streams);
+        if (recorded != nullptr) {
+          agent_.call_log->end(recorded, &error, CallLog::now_us());
+        }
+      })(*answer);
+      return;
+    }
+  }
   if (agent_.interceptors && agent_.interceptors->wants(Direction::kIncoming)) {
     auto on_refusal = with_rref_failed(
         *request.message, creation,
@@ -203,14 +225,17 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
   const bool may_refuse = peer != agent_.id && is_of_a_program(request->type());
   const bool may_hold = may_refuse || (peer != agent_.id && is_fetch(request->type()));
   auto name = [request] { return function_of(inspect(*request)); };
+  const auto caller = agent_.policy ? std::make_shared<const std::string>(agent_.members.by_id(peer).name_) : nullptr;
+  const bool is_python_call = caller && calls_python(*request);
   // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): the job owns the copy of `on_answer`
-  auto job = [this, kept = agent_.shared_from_this(), peer, request = std::move(request), span,
+  auto job = [this, kept = agent_.shared_from_this(), peer, request = std::move(request), span, caller, is_python_call,
               streams = std::move(streams), creation = std::move(creation), on_answer] {
     // A request that enables a profiler for its thread does not disable it completely, so later requests on the same
     // thread would record nothing (torch 2.13). So each request starts with the thread's initial state.
     static thread_local const at::ThreadLocalState fresh;
     const at::ThreadLocalStateGuard guard(fresh);
     const InSpan scope(span);
+    const ServedRequest served(caller.get(), is_python_call);
     FuturePtr answer;
     try {
       answer = (*callback_)(*request, streams);

@@ -3,9 +3,11 @@
 #include <pybind11/stl.h>
 
 #include "agent/agent.h"
+#include "agent/request_policy.h"
 #include "agent/thread_pool.h"
 #include "base/log.h"
 #include "front/intercepting_agent.h"
+#include "inspect/pickle_limits.h"
 #include "intercept/call_interceptor.h"
 #include "python/capsule.h"
 #include "python/for_python.h"
@@ -109,6 +111,31 @@ bool decides_incoming(const Interceptor& interceptor) {
 
 }  // namespace
 
+void bind_policy(py::module_& module) {
+  using Rule = RequestPolicy::Rule;
+  py::class_<Rule>(module, "RequestRule", py::module_local())
+      .def(py::init([](std::vector<std::string> peers, std::vector<std::string> functions,
+                       std::vector<std::string> operators, std::vector<std::string> scripts, bool fetch, bool autograd,
+                       bool profiling) {
+             return Rule{
+                 std::move(peers), std::move(functions), std::move(operators), std::move(scripts), fetch, autograd,
+                 profiling};
+           }),
+           py::kw_only(), py::arg("peers"), py::arg("functions"), py::arg("operators"), py::arg("scripts"),
+           py::arg("fetch"), py::arg("autograd"), py::arg("profiling"));
+  py::class_<RequestPolicy, std::shared_ptr<RequestPolicy>>(module, "RequestPolicy", py::module_local())
+      .def(py::init<const std::vector<Rule>&, std::string, bool, bool, int>(), py::arg("rules"), py::kw_only(),
+           py::arg("worker"), py::arg("refuses"), py::arg("learns"), py::arg("log"))
+      .def_property_readonly("refused", &RequestPolicy::refused);
+  module.def("take_caller", &ServedRequest::take);
+  module.def(
+      "check_pickle",
+      [](std::string_view pickle, size_t depth, uint64_t bytes) {
+        return check_pickle(pickle, PickleLimits{depth, bytes});
+      },
+      py::arg("pickle"), py::arg("depth"), py::arg("bytes"));
+}
+
 PYBIND11_MODULE(_C, module) {
   py::module_::import("torch.distributed.rpc");  // registers the base class
   py::module_::import("rpc_backends_core.spi")
@@ -118,6 +145,7 @@ PYBIND11_MODULE(_C, module) {
   bind_call_interceptor(module);
   bind_recorder(module);
   bind_telemetry(module);
+  bind_policy(module);
 
   py::class_<Traffic>(module, "Traffic")
       .def_readonly("sent", &Traffic::sent)
@@ -167,6 +195,7 @@ PYBIND11_MODULE(_C, module) {
              self.on_lost(callback<int, const std::string&>(std::move(tell), "while handling a lost worker"));
            })
       .def("set_devices", &set_devices, py::arg("maps"), py::arg("reverse_maps"), py::arg("devices"))
+      .def("set_policy", &TransportAgent::set_policy, py::arg("policy"))
       .def("traffic", &TransportAgent::traffic)
       .def("answering_worker", &TransportAgent::answering_worker);
 

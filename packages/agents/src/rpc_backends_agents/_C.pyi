@@ -63,8 +63,38 @@ class TransportAgent(RpcAgent):
         reverse_maps: dict[int, list[tuple[str, str]]],
         devices: list[str],
     ) -> None: ...
+    def set_policy(self, policy: RequestPolicy) -> None: ...
     def traffic(self) -> Traffic: ...
     def answering_worker(self) -> str: ...
+
+class RequestRule:
+    def __init__(
+        self,
+        *,
+        peers: list[str],
+        functions: list[str],
+        operators: list[str],
+        scripts: list[str],
+        fetch: bool,
+        autograd: bool,
+        profiling: bool,
+    ) -> None: ...
+
+class RequestPolicy:
+    def __init__(
+        self,
+        rules: list[RequestRule],
+        *,
+        worker: str,
+        refuses: bool,
+        learns: bool,
+        log: int,
+    ) -> None: ...
+    @property
+    def refused(self) -> int: ...
+
+def take_caller() -> str | None: ...
+def check_pickle(pickle: bytes, depth: int, bytes: int) -> str: ...
 
 class Call:
     @property

@@ -9,10 +9,14 @@ if TYPE_CHECKING:
     from rpc_backends_agents._C import (
         Call,
         Recorder,
+        RequestPolicy,
+        RequestRule,
         Telemetry,
         TransportAgent,
+        check_pickle,
         current_span,
         set_span,
+        take_caller,
     )
     from rpc_backends_agents.calls import CallInterceptor
     from rpc_backends_agents.interception import intercept, record_calls, report_calls
@@ -25,10 +29,13 @@ __all__ = [
     "CallInterceptor",
     "Inbox",
     "Recorder",
+    "RequestPolicy",
+    "RequestRule",
     "Settings",
     "Telemetry",
     "Transport",
     "TransportAgent",
+    "check_pickle",
     "current_span",
     "in_python",
     "include_dir",
@@ -37,6 +44,7 @@ __all__ = [
     "report_calls",
     "set_span",
     "start_agent",
+    "take_caller",
     "taking_transports",
 ]
 __version__ = "0.1.0"
@@ -46,10 +54,13 @@ _MODULES = {
     "CallInterceptor": "calls",
     "Inbox": "transport",
     "Recorder": "_C",
+    "RequestPolicy": "_C",
+    "RequestRule": "_C",
     "Settings": "start",
     "Telemetry": "_C",
     "Transport": "transport",
     "TransportAgent": "_C",
+    "check_pickle": "_C",
     "current_span": "_C",
     "in_python": "native_transport",
     "intercept": "interception",
@@ -57,6 +68,7 @@ _MODULES = {
     "report_calls": "interception",
     "set_span": "_C",
     "start_agent": "start",
+    "take_caller": "_C",
     "taking_transports": "start",
 }
 

@@ -1,0 +1,264 @@
+#include "agent/request_policy.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <utility>
+
+#include "inspect/pickle_scan.h"
+#include "inspect/pickled_call.h"
+#include "inspect/request_inspector.h"
+#include "inspect/script_call.h"
+#include "record/json.h"
+
+namespace rpc_backends {
+
+using torch::distributed::rpc::MessageType;
+
+namespace {
+
+// The longest text of a peer that an error or the log repeats.
+constexpr size_t kLongestText = 512;
+// The most different things that learning remembers.
+constexpr size_t kMostNoted = 65536;
+constexpr std::string_view kUnreadable = "(cannot be read)";
+
+// `pattern`: a name in which * stands for any characters.
+bool matches(std::string_view pattern, std::string_view name) {
+  const size_t star = pattern.find('*');
+  if (star == std::string_view::npos) {
+    return pattern == name;
+  }
+  if (!name.starts_with(pattern.substr(0, star))) {
+    return false;
+  }
+  const std::string_view rest = pattern.substr(star + 1);
+  for (size_t at = star; at <= name.size(); ++at) {
+    if (matches(rest, name.substr(at))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string cut(std::string_view text) {
+  return std::string(text.substr(0, kLongestText));
+}
+
+// The function that the pickle of a call names. A class's method, and each function of the module torch, is pickled as
+// a call of getattr().
+std::string called_function(std::string_view pickle) {
+  constexpr std::string_view kStart = "\x80\x04";
+  if (!pickle.starts_with(kStart)) {
+    return {};
+  }
+  PickleScan scan(pickle);
+  std::string function;
+  int globals = 0;
+  for (int i = 0; i < kMostOpcodes; ++i) {
+    const auto found = scan.next();
+    if (found == PickleScan::Found::kEnd) {
+      return {};
+    }
+    if (found == PickleScan::Found::kGlobal) {
+      ++globals;
+      if (globals == 1 && scan.global() != "torch.distributed.rpc.internal.PythonUDF") {
+        return {};
+      }
+      function = scan.global();
+      if (globals == 3 || (globals == 2 && function != "builtins.getattr")) {
+        break;
+      }
+    }
+  }
+  if (globals < 2) {
+    return {};
+  }
+  if (globals == 2) {
+    return function;
+  }
+  for (int i = 0; i < 4; ++i) {  // the attribute's name follows the class
+    const auto found = scan.next();
+    if (found == PickleScan::Found::kText) {
+      return function + "." + std::string(scan.text());
+    }
+    if (found != PickleScan::Found::kOther) {
+      break;
+    }
+  }
+  return {};
+}
+
+std::string_view python_pickle(const InspectedRequest& request) {
+  if (request.type == MessageType::PYTHON_REMOTE_CALL) {
+    return remote_call(request.payload);
+  }
+  return request.payload.empty() ? request.payload : request.payload.substr(1);
+}
+
+// Whether the pickle of a wrapper begins as torch's: with the tuple whose first element is the type of the request.
+bool is_plain_wrapper(std::string_view payload, std::string_view inside) {
+  const std::string_view pickle = payload.substr(inside.size());
+  return pickle.size() > 4 && pickle.starts_with(std::string_view("\x80\x02(", 3));
+}
+
+}  // namespace
+
+RequestPolicy::RequestPolicy(const std::vector<Rule>& rules, std::string worker, bool refuses, bool learns, int log)
+    : rules_(rules),
+      worker_(std::move(worker)),
+      refuses_(refuses),
+      learns_(learns),
+      log_(log < 0 ? nullptr : std::make_unique<const Fd>(log)) {}
+
+std::shared_ptr<const RequestPolicy::Permitted> RequestPolicy::permitted(const std::string& peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto& known = by_peer_[peer];
+  if (!known) {
+    auto all = std::make_shared<Permitted>();
+    for (const Rule& rule : rules_) {
+      bool applies = false;
+      for (const std::string& pattern : rule.peers) {
+        applies = applies || matches(pattern, peer);
+      }
+      if (!applies) {
+        continue;
+      }
+      all->functions.insert(rule.functions.begin(), rule.functions.end());
+      all->operators.insert(rule.operators.begin(), rule.operators.end());
+      all->scripts.insert(rule.scripts.begin(), rule.scripts.end());
+      all->fetch = all->fetch || rule.fetch;
+      all->autograd = all->autograd || rule.autograd;
+      all->profiling = all->profiling || rule.profiling;
+    }
+    known = std::move(all);
+  }
+  return known;
+}
+
+std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::string& peer,
+                                                                 const torch::distributed::rpc::Message& message) {
+  const auto rules = permitted(peer);
+  const auto check = [&](std::string_view kind, std::string name, bool is_permitted) -> std::optional<Asked> {
+    Asked asked{kind, std::move(name), is_permitted};
+    if (learns_) {
+      note(peer, asked);
+    }
+    return is_permitted || learns_ ? std::nullopt : std::optional(std::move(asked));
+  };
+  const InspectedRequest request = inspect(message);
+  std::string_view payload(message.payload().data(), message.payload().size());
+  for (const int32_t wrapper : request.wrappers) {
+    const bool is_autograd = wrapper == MessageType::FORWARD_AUTOGRAD_REQ;
+    if (auto asked = check("requests", is_autograd ? "autograd" : "profiling",
+                           is_autograd ? rules->autograd : rules->profiling)) {
+      return asked;
+    }
+  }
+  if (!request.wrappers.empty() && (request.wrappers.size() > 2 || !is_plain_wrapper(payload, request.payload))) {
+    return check("requests", "a wrapper in another form than torch's", false);
+  }
+  switch (request.type) {
+    case MessageType::PYTHON_CALL:
+    case MessageType::PYTHON_REMOTE_CALL: {
+      const std::string function = called_function(python_pickle(request));
+      if (learns_) {
+        return std::nullopt;  // Python notes the module and the qualified name
+      }
+      return check("functions", function.empty() ? std::string(kUnreadable) : cut(function),
+                   rules->functions.count(function) != 0);
+    }
+    case MessageType::SCRIPT_CALL:
+    case MessageType::SCRIPT_REMOTE_CALL: {
+      const auto callee = read_script_call(request.payload, request.type == MessageType::SCRIPT_REMOTE_CALL);
+      if (!callee) {
+        return check("scripts", std::string(kUnreadable), false);
+      }
+      if (!callee->is_operator) {
+        return check("scripts", cut(callee->name), rules->scripts.count(callee->name) != 0);
+      }
+      const std::string any_overload = callee->name.substr(0, callee->name.find('.'));
+      return check("operators", cut(callee->name),
+                   rules->operators.count(callee->name) != 0 || rules->operators.count(any_overload) != 0);
+    }
+    case MessageType::SCRIPT_RREF_FETCH_CALL:
+    case MessageType::PYTHON_RREF_FETCH_CALL:
+      return check("requests", "fetch", rules->fetch);
+    case MessageType::BACKWARD_AUTOGRAD_REQ:
+    case MessageType::RREF_BACKWARD_REQ:
+      return check("requests", "autograd", rules->autograd);
+    // What torch counts RRefs and contexts with. It runs nothing that the sender chooses.
+    case MessageType::RREF_USER_DELETE:
+    case MessageType::RREF_FORK_REQUEST:
+    case MessageType::RREF_CHILD_ACCEPT:
+    case MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ:
+      return std::nullopt;
+    default:
+      return check("requests", "an unknown request, number " + std::to_string(request.type), false);
+  }
+}
+
+std::string RequestPolicy::refusal(const std::string& peer, const torch::distributed::rpc::Message& request) {
+  const auto asked = find_unlisted(peer, request);
+  if (!asked) {
+    return {};
+  }
+  write(refuses_ ? "refused" : "would refuse", peer, *asked);
+  if (!refuses_) {
+    return {};
+  }
+  ++refused_;
+  return "worker '" + worker_ + "' refuses a request of '" + peer + "': its guard policy does not list '" +
+         asked->name + "' in `" + std::string(asked->kind) + "` of a rule for '" + peer + "'";
+}
+
+void RequestPolicy::note(const std::string& peer, const Asked& asked) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (noted_.size() >= kMostNoted || !noted_.insert(peer + "\n" + std::string(asked.kind) + asked.name).second) {
+      return;
+    }
+  }
+  write("seen", peer, asked);
+}
+
+void RequestPolicy::write(std::string_view event, const std::string& peer, const Asked& asked) const {
+  if (!log_) {
+    return;
+  }
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  Json json;
+  json.begin('{')
+      .field("event", event)
+      .field("worker", worker_)
+      .field("peer", peer)
+      .field("kind", asked.kind)
+      .field("name", asked.name)
+      .field("time_ms", static_cast<int64_t>(now.count() * 1000))
+      .end('}');
+  const std::string line = json.text() + "\n";
+  [[maybe_unused]] const ssize_t written = ::write(log_->get(), line.data(), line.size());
+}
+
+// --- the request that a thread serves -----------------------------------------------------------------
+
+namespace {
+
+// Whose call this thread unpickles; null if it does not, or the name has been taken.
+thread_local const std::string* caller_of_thread = nullptr;
+
+}  // namespace
+
+ServedRequest::ServedRequest(const std::string* caller, bool is_python)
+    : before_(std::exchange(caller_of_thread, is_python ? caller : nullptr)) {}
+
+ServedRequest::~ServedRequest() {
+  caller_of_thread = before_;
+}
+
+std::optional<std::string> ServedRequest::take() {
+  const std::string* const caller = std::exchange(caller_of_thread, nullptr);
+  return caller == nullptr ? std::nullopt : std::optional(*caller);
+}
+
+}  // namespace rpc_backends

@@ -1,0 +1,92 @@
+// Which requests of which workers this worker serves. The decision is made from the bytes of a request, before any of
+// it is unpickled. A function in Python is decided again, in Python, when its pickle was read.
+#pragma once
+
+#include <torch/csrc/distributed/rpc/message.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "rpc_backends_agents/fd.h"
+
+namespace rpc_backends {
+
+class RequestPolicy {
+ public:
+  // What some workers may ask for.
+  struct Rule {
+    std::vector<std::string> peers;      // names of workers, in which * stands for any characters
+    std::vector<std::string> functions;  // MODULE.QUALNAME
+    std::vector<std::string> operators;  // NAMESPACE::NAME for all overloads, or NAMESPACE::NAME.OVERLOAD
+    std::vector<std::string> scripts;    // qualified names of TorchScript functions
+    bool fetch = false;                  // values of RRefs
+    bool autograd = false;               // calls in a context of distributed autograd, and its backward passes
+    bool profiling = false;              // calls that switch a profiler on
+  };
+
+  // `refuses`: false to serve also what no rule permits, and only to write it to the log. `log`: a descriptor of a file
+  // opened for appending, or -1. `learns`: writes each thing that a worker asks for once.
+  RequestPolicy(const std::vector<Rule>& rules, std::string worker, bool refuses, bool learns, int log);
+
+  // The reason why a request of `peer` is not served; empty if it is. Any thread may call it.
+  std::string refusal(const std::string& peer, const torch::distributed::rpc::Message& request);
+
+  uint64_t refused() const { return refused_; }
+
+ private:
+  using Names = std::unordered_set<std::string>;
+  // The rules for one worker, together.
+  struct Permitted {
+    Names functions, operators, scripts;
+    bool fetch = false, autograd = false, profiling = false;
+  };
+  // What a request asks for.
+  struct Asked {
+    std::string_view kind;  // of a rule's entry
+    std::string name;
+    bool is_permitted = false;
+  };
+
+  std::shared_ptr<const Permitted> permitted(const std::string& peer);
+  // The first thing in a request that is not permitted; empty if there is none.
+  std::optional<Asked> find_unlisted(const std::string& peer, const torch::distributed::rpc::Message& request);
+  void note(const std::string& peer, const Asked& asked);
+  void write(std::string_view event, const std::string& peer, const Asked& asked) const;
+
+  const std::vector<Rule> rules_;
+  const std::string worker_;
+  const bool refuses_, learns_;
+  const std::unique_ptr<const Fd> log_;  // null without a log
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::shared_ptr<const Permitted>> by_peer_;
+  Names noted_;
+  std::atomic<uint64_t> refused_{0};
+};
+
+// While it exists, this thread serves a request of another worker. The Python code that unpickles the request asks for
+// the worker.
+class ServedRequest {
+ public:
+  // `caller`: null if there is no policy. `is_python`: whether the request is a call of a Python function.
+  ServedRequest(const std::string* caller, bool is_python);
+  ~ServedRequest();
+  ServedRequest(const ServedRequest&) = delete;
+  ServedRequest& operator=(const ServedRequest&) = delete;
+
+  // The worker whose call this thread unpickles now. Each request gives it once: what the called function unpickles,
+  // such as results of its own calls, comes from others.
+  static std::optional<std::string> take();
+
+ private:
+  const std::string* const before_;
+};
+
+}  // namespace rpc_backends

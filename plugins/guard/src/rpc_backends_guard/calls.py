@@ -1,0 +1,256 @@
+"""Decides calls of Python functions, and results, when they have been unpickled and nothing has run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed import rpc
+
+from rpc_backends_core.spi import torch_internals
+from rpc_backends_guard import names
+from rpc_backends_guard.audit import Audit
+from rpc_backends_guard.policy import Policy
+from rpc_backends_guard.unpickling import (
+    GuardError,
+    Names,
+    Unpickled,
+    name_of,
+    resolve,
+    unpickle,
+)
+
+
+def _same(name: str) -> str:
+    return name
+
+
+class Permissions:
+    """The rules for one worker, together.
+
+    :param peer: None for a worker whose name the backend does not tell.
+    """
+
+    def __init__(self, policy: Policy, peer: str | None) -> None:
+        rules = policy.rules_for(peer)
+        self.functions = {name: resolve(name) for rule in rules for name in rule.functions}
+        self.methods = frozenset(name for rule in rules for name in rule.methods)
+        self.references = {name: resolve(name) for rule in rules for name in rule.references}
+
+    def find_reference(self, name: str) -> Any:
+        """Return the function or class that an argument is.
+
+        :raises GuardError: it is not listed.
+        """
+        name = names.canonical(name)
+        found = self.references.get(name)
+        if found is None:
+            raise GuardError(f"`references` does not list {name!r}", "references", name)
+        return found
+
+
+class Decisions:
+    """Decides what this worker unpickles.
+
+    :param worker: the name of this worker.
+    :param is_partial: whether the backend does not tell who calls.
+    :raises ImportError: the policy names a module that this worker does not have.
+    :raises AttributeError: a module lacks what the policy names.
+    """
+
+    def __init__(self, policy: Policy, worker: str, audit: Audit, *, is_partial: bool) -> None:
+        self._policy = policy
+        self._worker = worker
+        self._audit = audit
+        self._is_partial = is_partial
+        self._of_calls = Names(policy.types, with_call=True)
+        self._of_results = Names(policy.types, with_call=is_partial)
+        self._permissions: dict[str | None, Permissions] = {}
+        # A result may be a class whose methods are called through an RRef, or an exception's class.
+        classes = {name.rpartition(".")[0] for rule in policy.rules for name in rule.methods}
+        listed = classes | {name for rule in policy.rules for name in rule.references}
+        self._in_results = {name: resolve(name) for name in listed}
+        for rule in policy.rules:  # a name that this worker lacks is refused at the start
+            for name in (*rule.functions, *rule.methods):
+                resolve(name)
+
+    def call(self, data: bytes, peer: str | None) -> Any:
+        """Return a call that torch may run.
+
+        :raises GuardError: the policy does not permit it.
+        """
+        try:
+            unpickled = self._read(data, self._of_calls)
+            return self._decide(unpickled, self._of(peer), peer)
+        except GuardError as error:
+            text = (
+                f"worker {self._worker!r} refuses a call of {peer or 'another worker'!r}: {error}"
+            )
+            raise self._refused(error, peer, text) from None
+
+    def result(self, data: bytes) -> Any:
+        """Return a result, or the exception of a called function.
+
+        :raises GuardError: the policy does not permit it.
+        """
+        try:
+            return self._decide_result(self._read(data, self._of_results), data)
+        except GuardError as error:
+            text = f"worker {self._worker!r} refuses a result, by its guard policy: {error}"
+            raise self._refused(error, None, text) from None
+
+    def _decide_result(self, unpickled: Unpickled, data: bytes) -> Any:
+        value = unpickled.value
+        if self._is_partial and torch_internals.call_parts(value) is not None:
+            return self.call(data, None)
+        if torch_internals.is_remote_exception(value):
+            return self._exception(unpickled)
+        value = unpickled.place(value, self._find_in_result)
+        unpickled.check_all_placed()
+        # Torch calls what has these attributes, if it takes this value for a request.
+        if all(hasattr(value, name) for name in ("func", "args", "kwargs")):
+            raise GuardError("it has the form of a call")
+        return value
+
+    def _read(self, data: bytes, known: Names) -> Unpickled:
+        return unpickle(data, known, self._policy.max_depth, self._policy.max_bytes)
+
+    def _of(self, peer: str | None) -> Permissions:
+        known = self._permissions.get(peer)
+        if known is None:
+            known = self._permissions[peer] = Permissions(self._policy, peer)
+        return known
+
+    def _refused(self, error: GuardError, peer: str | None, text: str) -> GuardError:
+        event = "refused" if self._policy.enforces else "would refuse"
+        self._audit.write(event, peer, error.kind, error.name, text=str(error)[:512])
+        return GuardError(text, error.kind, error.name)
+
+    def _decide(self, unpickled: Unpickled, rules: Permissions, peer: str | None) -> Any:
+        parts = torch_internals.call_parts(unpickled.value)
+        if parts is None:
+            raise GuardError("it is no call of a function")
+        function, arguments, keywords = parts
+        name = name_of(function)
+        unpickled.place(function, _same)
+        if name is None or type(arguments) is not tuple or type(keywords) is not dict:
+            raise GuardError("it calls a value that it has made, which is not a function")
+        if keywords and not all(type(keyword) is str for keyword in keywords):
+            raise GuardError("a keyword of the call is not a text")
+        if name in names.INVOKES and name not in rules.functions:
+            return self._method(unpickled, rules, arguments, keywords)
+        real = self._function(name, rules, arguments, peer)
+        arguments = unpickled.place_all(arguments, rules.find_reference)
+        if keywords:
+            find = rules.find_reference
+            keywords = {key: unpickled.place(value, find) for key, value in keywords.items()}
+        unpickled.check_all_placed()
+        return torch_internals.python_call(real, arguments, keywords)
+
+    def _function(
+        self, name: str, rules: Permissions, arguments: tuple[Any, ...], peer: str | None
+    ) -> Any:
+        real = rules.functions.get(name)
+        if real is not None:
+            return real
+        if name == names.FORWARDS:
+            return Forward(rules.methods, resolve(name), self, peer)
+        if name == names.TYPE_OF and rules.methods:
+            return resolve(name)
+        if name == names.GATHERS:
+            if peer is not None and (len(arguments) < 2 or arguments[1] != peer):
+                raise GuardError("it answers for another worker in a gather", "functions", name)
+            return resolve(name)
+        if name == names.BROADCASTS:
+            return resolve(name)
+        raise GuardError(
+            f"its guard policy does not list {name!r} in `functions`", "functions", name
+        )
+
+    def _method(
+        self,
+        unpickled: Unpickled,
+        rules: Permissions,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> Any:
+        """Return a call of a method through an RRef; the class is known when the method is called."""
+        if len(arguments) != 4 or keywords:
+            raise GuardError("it calls a method of an RRef in another form than torch's")
+        rref, method, positional, named = arguments
+        if (
+            not isinstance(rref, rpc.PyRRef)
+            or type(method) is not str
+            or type(positional) is not tuple
+            or type(named) is not dict
+        ):
+            raise GuardError("it calls a method of an RRef in another form than torch's")
+        if not any(name.endswith(f".{method}") for name in rules.methods):
+            raise GuardError(
+                f"its guard policy lists no method {method!r} in `methods`", "methods", method
+            )
+        positional = unpickled.place_all(positional, rules.find_reference)
+        named = {key: unpickled.place(value, rules.find_reference) for key, value in named.items()}
+        unpickled.check_all_placed()
+        return torch_internals.python_call(
+            Invocation(rules.methods, method, self), (rref, *positional), named
+        )
+
+    def _exception(self, unpickled: Unpickled) -> Any:
+        """Return the exception of a called function; of a type that is not listed, with its text only."""
+        text, kind = unpickled.value
+        if type(text) is not str:
+            raise GuardError("it is an exception without a text")
+        real = unpickled.place(kind, self._in_results.get)
+        unpickled.check_all_placed()
+        if not isinstance(real, type) or not issubclass(real, Exception):
+            self._audit.write("without type", None, "types", str(name_of(kind)))
+            real = RuntimeError
+        return torch_internals.remote_exception(text, real)
+
+    def _find_in_result(self, name: str) -> Any:
+        found = self._in_results.get(names.canonical(name))
+        if found is None:
+            raise GuardError(f"`types` does not list {name!r}", "types", name)
+        return found
+
+    def check_method(self, methods: frozenset[str], value: Any, method: str) -> None:
+        """Refuse a method that is not listed for exactly the class of an RRef's value."""
+        kind = type(value)
+        name = f"{kind.__module__}:{kind.__qualname__}.{method}"
+        if name in methods:
+            return
+        error = GuardError(f"its guard policy does not list {name!r} in `methods`", "methods", name)
+        refused = self._refused(error, None, f"worker {self._worker!r} refuses a call: {error}")
+        if self._policy.enforces:
+            raise refused
+
+
+class Invocation:
+    """Calls a method of an RRef's value if it is listed for the value's class."""
+
+    def __init__(self, methods: frozenset[str], method: str, decisions: Decisions) -> None:
+        self._methods = methods
+        self._method = method
+        self._decisions = decisions
+
+    def __call__(self, rref: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Call the method."""
+        value = rref.local_value()
+        self._decisions.check_method(self._methods, value, self._method)
+        return getattr(value, self._method)(*arguments, **keywords)
+
+
+class Forward:
+    """Calls torch's function that calls `forward` of an RRef's value, if that is listed."""
+
+    def __init__(
+        self, methods: frozenset[str], function: Any, decisions: Decisions, peer: str | None
+    ) -> None:
+        self._methods = methods
+        self._function = function
+        self._decisions = decisions
+
+    def __call__(self, rref: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Call the function."""
+        self._decisions.check_method(self._methods, rref.local_value(), "forward")
+        return self._function(rref, *arguments, **keywords)

@@ -1,0 +1,144 @@
+"""Puts a policy in force for the workers of this process."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from rpc_backends_agents import RequestPolicy, RequestRule, TransportAgent, take_caller
+from rpc_backends_core.spi import RefusedError, torch_internals
+from rpc_backends_guard import learning, names
+from rpc_backends_guard.audit import Audit
+from rpc_backends_guard.calls import Decisions
+from rpc_backends_guard.policy import EVERY, Policy, PolicyError, Rule
+from rpc_backends_guard.unpickling import GuardError
+
+logger = logging.getLogger("rpc_backends.guard")
+
+
+def start(agent: Any, backend: str, policy: Policy) -> Any:
+    """Guard an agent that has not started yet.
+
+    :returns: the agent.
+    :raises PolicyError: the policy cannot be honoured to the letter.
+    :raises RefusedError: the backend cannot be guarded completely, and the policy asks for that.
+    """
+    worker = agent.get_worker_info().name
+    inner = _native(agent)
+    if inner is None and not policy.allow_partial:
+        raise RefusedError(
+            f"{policy.source} cannot be enforced on {backend or 'this backend'}: operators, TorchScript, "
+            "values of RRefs and the names of callers are decided in C++, which only agents of "
+            "rpc-backends-agents (ZEROMQ, UCX) let the guard do. Use such a backend, or set "
+            "`allow_partial = true` in the policy to guard Python's functions and types alone."
+        )
+    audit = Audit(policy.audit, worker)
+    try:
+        decisions = Decisions(policy, worker, audit, is_partial=inner is None)
+    except (ImportError, AttributeError) as error:
+        audit.close()
+        raise PolicyError(
+            f"{policy.source} names what worker {worker!r} does not have: {error}. Correct the name, or "
+            "remove it."
+        ) from error
+    if inner is None:
+        logger.warning(
+            "the guard of RPC worker %r is partial on %s: operators, TorchScript, values of RRefs, "
+            "autograd and profiling are not guarded, and only rules for the peer '*' apply, because the "
+            "backend does not tell who calls",
+            worker,
+            backend,
+        )
+    else:
+        inner.set_policy(
+            RequestPolicy(
+                [_native_rule(rule) for rule in (Rule((EVERY,)), *policy.rules)],
+                worker=worker,
+                refuses=policy.enforces,
+                learns=False,
+                log=audit.duplicate(),
+            )
+        )
+    torch_internals.set_unpickler(_unpickler(decisions, worker, enforces=policy.enforces))
+    logger.info(
+        "the guard of RPC worker %r %s %s (sha256 %s)",
+        worker,
+        "enforces" if policy.enforces else "only logs beyond",
+        policy.source,
+        policy.digest or "none",
+    )
+    return agent
+
+
+def learn(agent: Any, folder: str) -> Any:
+    """Make an agent that has not started yet write what its peers ask for.
+
+    :returns: the agent.
+    :raises PolicyError: the folder cannot be written.
+    """
+    worker = agent.get_worker_info().name
+    audit = learning.open_record(folder, worker)
+    inner = _native(agent)
+    if inner is not None:
+        inner.set_policy(
+            RequestPolicy([], worker=worker, refuses=False, learns=True, log=audit.duplicate())
+        )
+    torch_internals.set_unpickler(learning.unpickler(audit, worker, is_partial=inner is None))
+    return agent
+
+
+def stop() -> None:
+    """Unpickle as torch does, in groups that start from now on."""
+    torch_internals.set_unpickler(None)
+
+
+def _native(agent: Any) -> Any:
+    """Return the agent in C++ that decides requests; None if the backend has another one."""
+    while type(agent).__name__.startswith("Intercepting") and "inner" in vars(agent):
+        agent = agent.inner
+    return agent if isinstance(agent, TransportAgent) else None
+
+
+def _native_rule(rule: Rule) -> RequestRule:
+    functions = [written for name in rule.functions for written in names.pickled(name)]
+    own = [names.GATHERS, names.BROADCASTS]
+    if rule.methods:
+        own += [*names.INVOKES, names.TYPE_OF, names.FORWARDS]
+    functions += [written for name in own for written in names.pickled(name)]
+    return RequestRule(
+        peers=list(rule.peers),
+        functions=functions,
+        operators=list(rule.operators),
+        scripts=list(rule.scripts),
+        fetch="fetch" in rule.requests,
+        autograd="autograd" in rule.requests,
+        profiling="profiling" in rule.requests,
+    )
+
+
+def _unpickler(decisions: Decisions, worker: str, *, enforces: bool) -> Callable[[Any], Any]:
+    class Guarded:
+        """Unpickles one message."""
+
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def load(self) -> Any:
+            """Return the message.
+
+            :raises GuardError: the policy does not permit it.
+            """
+            caller = take_caller()
+            if caller == worker:  # what this worker sends to itself
+                return pickle.Unpickler(self._file).load()
+            data = self._file.getvalue()
+            try:
+                return decisions.result(data) if caller is None else decisions.call(data, caller)
+            except GuardError:
+                if enforces:
+                    raise
+                return pickle.Unpickler(self._file).load()
+
+    return Guarded

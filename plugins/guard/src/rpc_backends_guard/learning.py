@@ -1,0 +1,256 @@
+"""Learns a policy: workers write what their peers ask for, and the command makes rules of that."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rpc_backends_guard.policy import EVERY, Policy, PolicyError, Rule
+
+#: The lists of a rule that a record has entries for, and `types`.
+KINDS = ("functions", "methods", "references", "operators", "scripts", "requests")
+_SUFFIX = ".seen.jsonl"
+
+
+def open_record(folder: str, worker: str) -> Any:
+    """Open the record of a worker.
+
+    :raises PolicyError: the folder cannot be written.
+    """
+    from rpc_backends_guard.audit import Audit
+
+    return Audit(Path(folder) / f"{worker}-{os.getpid()}{_SUFFIX}", worker)
+
+
+def unpickler(record: Any, worker: str, *, is_partial: bool) -> Callable[[Any], Any]:
+    """Return what unpickles as pickle does, and records what the pickles name."""
+    from rpc_backends_agents import take_caller
+
+    noted: set[tuple[Any, ...]] = set()
+
+    def note(peer: str | None, kind: str, name: str) -> None:
+        if (peer, kind, name) not in noted:
+            noted.add((peer, kind, name))
+            record.write("seen", peer, kind, name)
+
+    class Recording:
+        """Unpickles one message."""
+
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def load(self) -> Any:
+            """Return the message."""
+            caller = take_caller()
+            unpickling = _Naming(self._file)
+            value = unpickling.load()
+            if caller == worker:
+                return value
+            return _note_all(unpickling, value, caller, note, is_partial)
+
+    return Recording
+
+
+class _Naming(pickle.Unpickler):
+    """Unpickles, and keeps what the pickle names."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.named: dict[str, Any] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        value = super().find_class(module, name)
+        self.named[f"{module}:{name}"] = _attribute(self.named) if value is getattr else value
+        return self.named[f"{module}:{name}"]
+
+
+def _attribute(named: dict[str, Any]) -> Callable[[Any, str], Any]:
+    def get(of: Any, name: str) -> Any:
+        value = getattr(of, name)
+        for owner, known in list(named.items()):
+            if known is of:
+                named[f"{owner}.{name}"] = value
+        return value
+
+    return get
+
+
+def _note_all(
+    unpickling: _Naming,
+    value: Any,
+    caller: str | None,
+    note: Callable[[str | None, str, str], None],
+    is_partial: bool,
+) -> Any:
+    from rpc_backends_core.spi import torch_internals
+    from rpc_backends_guard import names
+
+    own = {
+        *names.constants(),
+        *names.plain_types(),
+        "builtins:getattr",
+        *(f"{names.INTERNAL}:{kind}" for kind in torch_internals.pickled_classes()),
+    }
+    left = {name: real for name, real in unpickling.named.items() if name not in own}
+
+    def take(wanted: Any) -> str | None:
+        """Return the name of a function or class that the pickle names, and do not note it as a type."""
+        matching = [name for name, real in left.items() if real is wanted]
+        for name in matching:
+            left.pop(name)
+        owners = [name for name in left if any(match.startswith(f"{name}.") for match in matching)]
+        for name in owners:
+            left.pop(name)
+        return names.canonical(matching[-1]) if matching else None
+
+    parts = torch_internals.call_parts(value)
+    receivers = f"{names.INTERNAL}:_InternalRPCPickler"
+    scripts = f"{receivers}._script_module_receiver"
+    for name in [name for name in left if name.startswith(receivers) and name != scripts]:
+        left.pop(name)
+    if parts is not None and (caller is not None or is_partial):
+        function, arguments, keywords = parts
+        called = take(function)
+        passed = [*arguments, *keywords.values()]
+        if called in names.INVOKES:
+            passed += [*arguments[2], *arguments[3].values()]
+            value = torch_internals.python_call(
+                _Noted(function, arguments[1], caller, note), arguments, keywords
+            )
+        elif called == names.FORWARDS:
+            value = torch_internals.python_call(
+                _Noted(function, "forward", caller, note), arguments, keywords
+            )
+        elif called not in {names.TYPE_OF, names.GATHERS, names.BROADCASTS, None}:
+            note(caller, "functions", str(called))
+        for argument in passed:
+            if isinstance(argument, type) or callable(argument):
+                reference = take(argument)
+                if reference is not None:
+                    note(caller, "references", reference)
+    elif torch_internals.is_remote_exception(value):
+        take(value.exception_type)
+    elif isinstance(value, type):
+        take(value)  # the class of an RRef's value, which `methods` lists
+    for name in left:
+        note(None, "types", name)
+    return value
+
+
+class _Noted:
+    """Calls one of torch's functions that call a method, and notes the method of the value's class."""
+
+    def __init__(
+        self,
+        function: Any,
+        method: str,
+        caller: str | None,
+        note: Callable[[str | None, str, str], None],
+    ) -> None:
+        self._function = function
+        self._method = method
+        self._caller = caller
+        self._note = note
+
+    def __call__(self, rref: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Call the function."""
+        kind = type(rref.local_value())
+        name = f"{kind.__module__}:{kind.__qualname__}.{self._method}"
+        self._note(self._caller, "methods", name)
+        return self._function(rref, *arguments, **keywords)
+
+
+# --- from records to a policy -------------------------------------------------------------------------
+
+
+def merge(folder: Path) -> Policy:
+    """Return the smallest policy that permits what the records of a folder have.
+
+    :raises PolicyError: there is no record, or one cannot be read.
+    """
+    files = sorted(folder.glob(f"*{_SUFFIX}"))
+    if not files:
+        raise PolicyError(
+            "the program has started no RPC worker, so there is nothing to learn. Check that it calls "
+            "init_rpc, and that rpc-backends-guard is installed where it runs."
+        )
+    seen: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    types: set[str] = set()
+    for file in files:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+                kind, name, peer = record["kind"], record["name"], record["peer"]
+            except (ValueError, KeyError) as error:
+                raise PolicyError(
+                    f"the record {file} has a line that is not valid: {line!r}"
+                ) from error
+            if kind == "types":
+                types.add(name)
+            elif kind in KINDS:
+                seen[peer or EVERY][kind].add(name)
+    rules: dict[tuple[tuple[str, ...], ...], list[str]] = defaultdict(list)
+    for peer, lists in sorted(seen.items()):
+        rules[tuple(tuple(sorted(lists[kind])) for kind in KINDS)].append(peer)
+    return Policy(
+        rules=tuple(
+            Rule(tuple(peers), **dict(zip(KINDS, lists, strict=True)))
+            for lists, peers in rules.items()
+        ),
+        types=tuple(sorted(types)),
+    )
+
+
+def toml(policy: Policy, comment: str) -> str:
+    """Return a policy as TOML, with comments."""
+    lines = [
+        f"# {comment}",
+        "# Read it before you use it: `rpc-backends guard check` explains it.",
+        "",
+    ]
+    lines += ["version = 1", 'mode = "enforce"', ""]
+    if policy.types:
+        lines.append("# Classes of arguments and results. A message may make objects of them.")
+        lines += _list("types", policy.types)
+        lines.append("")
+    for rule in policy.rules:
+        lines.append("[[rule]]")
+        lines += _list("peers", rule.peers)
+        for kind in KINDS:
+            entries = getattr(rule, kind)
+            if entries:
+                lines += _list(kind, entries)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _list(key: str, entries: Iterable[str]) -> list[str]:
+    return [f"{key} = [", *(f'    "{entry}",' for entry in entries), "]"]
+
+
+def missing(wanted: Policy, policy: Policy) -> list[str]:
+    """Return what ``wanted`` permits and ``policy`` does not, a line for each entry."""
+    lines = [f"types: {name}" for name in wanted.types if name not in policy.types]
+    for rule in wanted.rules:
+        for peer in rule.peers:
+            permitted = policy.rules_for(None if peer == EVERY else peer)
+            for kind in KINDS:
+                have = {entry for other in permitted for entry in getattr(other, kind)}
+                if kind == "operators":
+                    lines += [
+                        f"{kind} of {peer}: {entry}"
+                        for entry in rule.operators
+                        if entry not in have and entry.partition(".")[0] not in have
+                    ]
+                else:
+                    lines += [
+                        f"{kind} of {peer}: {entry}"
+                        for entry in getattr(rule, kind)
+                        if entry not in have
+                    ]
+    return lines

@@ -1,0 +1,268 @@
+"""Policies: which workers may ask for what. A policy that is not understood to the letter is refused."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+#: The version of the format.
+VERSION = 1
+#: What `requests` may list: values of RRefs, distributed autograd, calls that switch a profiler on.
+REQUESTS = ("fetch", "autograd", "profiling")
+#: The entry that means every worker.
+EVERY = "*"
+
+_TOP = (
+    "version",
+    "mode",
+    "audit",
+    "allow_partial",
+    "max_depth",
+    "max_bytes",
+    "types",
+    "roles",
+    "rule",
+)
+_MODES = ("enforce", "warn")
+_PATTERN = re.compile(r"[A-Za-z0-9_:*-]+")
+_ROLE = re.compile(r"@[A-Za-z0-9_-]+")
+#: MODULE:QUALNAME, as in entry points.
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
+_SCRIPT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be honoured to the letter; the text has a line for each problem."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What some workers may ask for. Names of Python are MODULE:QUALNAME, and exact.
+
+    :ivar peers: names of workers, in which ``*`` stands for any characters.
+    :ivar functions: what they may call; a class's name permits to make objects of it.
+    :ivar methods: MODULE:CLASS.METHOD, what they may call through RRefs of objects of exactly this class.
+    :ivar references: functions and classes that they may pass as arguments.
+    :ivar operators: NAMESPACE::NAME, or NAMESPACE::NAME.OVERLOAD for one overload.
+    :ivar scripts: qualified names of TorchScript functions.
+    :ivar requests: of :data:`REQUESTS`.
+    """
+
+    peers: tuple[str, ...]
+    functions: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    scripts: tuple[str, ...] = ()
+    requests: tuple[str, ...] = ()
+
+
+#: What an entry of each list of a rule looks like, and an example for errors.
+_ENTRIES: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "peers": (
+        re.compile(f"{_PATTERN.pattern}|{_ROLE.pattern}"),
+        "'trainer*' or '@trainers', a role",
+    ),
+    "functions": (_NAME, "'package.module:function'"),
+    "methods": (re.compile(_NAME.pattern + r"\.[A-Za-z_]\w*"), "'package.module:Class.method'"),
+    "references": (_NAME, "'package.module:function'"),
+    "operators": (_OPERATOR, "'aten::add' or 'aten::add.Tensor'"),
+    "scripts": (_SCRIPT, "'__torch__.module.function'"),
+    "requests": (re.compile("|".join(REQUESTS)), " or ".join(map(repr, REQUESTS))),
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which workers may ask for what.
+
+    :ivar rules: what a worker may do is the sum of the rules for it.
+    :ivar types: classes of which arguments and results may consist, and functions that rebuild such
+        objects. A pickle may call each of them with any arguments.
+    :ivar enforces: False to log what is not listed, and to let it through.
+    :ivar audit: the file to which refusals are written as JSON lines; None for none.
+    :ivar allow_partial: whether to start on a backend on which only Python is guarded.
+    :ivar max_depth: of values inside values of a message.
+    :ivar max_bytes: that the values of a message may take, without tensors.
+    :ivar digest: the SHA-256 of the file.
+    """
+
+    rules: tuple[Rule, ...]
+    types: tuple[str, ...] = ()
+    enforces: bool = True
+    audit: Path | None = None
+    allow_partial: bool = False
+    max_depth: int = 100
+    max_bytes: int = 256 << 20
+    source: str = "the program"
+    digest: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        """Check the names of a policy made in Python.
+
+        :raises PolicyError: an entry has not the form of its kind.
+        """
+        problems = [
+            f"{self.source}: a rule has {entry!r} in {name!r}; an entry is {_ENTRIES[name][1]}."
+            for rule in self.rules
+            for name in _ENTRIES
+            for entry in getattr(rule, name)
+            if not isinstance(entry, str)
+            or not _ENTRIES[name][0].fullmatch(entry)
+            or entry[:1] == "@"
+        ]
+        problems += [
+            f"{self.source}: 'types' has {entry!r}; an entry is 'package.module:Class'."
+            for entry in self.types
+            if not isinstance(entry, str) or not _NAME.fullmatch(entry)
+        ]
+        if problems:
+            raise PolicyError("\n".join(problems))
+
+    def rules_for(self, peer: str | None) -> list[Rule]:
+        """Return the rules for a worker; None is a worker whose name the backend does not tell."""
+        if peer is None:
+            return [rule for rule in self.rules if EVERY in rule.peers]
+        return [
+            rule for rule in self.rules if any(matches(pattern, peer) for pattern in rule.peers)
+        ]
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether a worker's name matches; ``*`` stands for any characters."""
+    return fnmatch.fnmatchcase(name, pattern)  # patterns have none of its other characters
+
+
+def read(path: str | Path) -> Policy:
+    """Read a policy file.
+
+    :raises PolicyError: it cannot be read, or not honoured to the letter.
+    """
+    file = Path(path)
+    try:
+        data = file.read_bytes()
+        parsed = tomllib.loads(data.decode("utf-8"))
+    except OSError as error:
+        raise PolicyError(f"the guard policy {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # also of decoding
+        raise PolicyError(f"the guard policy {file} is not TOML: {error}") from error
+    return _Reader(file, data.decode("utf-8")).policy(parsed, hashlib.sha256(data).hexdigest())
+
+
+class _Reader:
+    """Checks a parsed file, and collects all problems with their lines."""
+
+    def __init__(self, file: Path, text: str) -> None:
+        self._file = file
+        self._lines = text.splitlines()
+        self._problems: list[str] = []
+
+    def policy(self, parsed: dict[str, Any], digest: str) -> Policy:
+        self._known(parsed, _TOP, "the policy")
+        if parsed.get("version") != VERSION or type(parsed.get("version")) is not int:
+            self._problem("version", f"is {parsed.get('version')!r}; it must be {VERSION}")
+        mode = self._value(parsed, "mode", str, "enforce")
+        if mode not in _MODES:
+            self._problem("mode", f"is {mode!r}; it must be {' or '.join(map(repr, _MODES))}")
+        audit = self._value(parsed, "audit", str, f"{self._file.stem}.audit.jsonl")
+        roles = self._roles(self._value(parsed, "roles", dict, {}))
+        rules = tuple(
+            self._rule(number, table, roles)
+            for number, table in enumerate(self._value(parsed, "rule", list, []), 1)
+        )
+        types = self._names(parsed, "types", _NAME, "'package.module:Class'", "the policy")
+        limits = {name: self._positive(parsed, name) for name in ("max_depth", "max_bytes")}
+        partial = self._value(parsed, "allow_partial", bool, False)
+        if self._problems:
+            raise PolicyError("\n".join(self._problems))
+        return Policy(
+            rules=rules,
+            types=types,
+            enforces=mode == "enforce",
+            audit=self._file.absolute().parent / audit,
+            allow_partial=partial,
+            source=str(self._file),
+            digest=digest,
+            **{name: value for name, value in limits.items() if value is not None},
+        )
+
+    def _rule(self, number: int, table: Any, roles: Mapping[str, tuple[str, ...]]) -> Rule:
+        where = f"rule {number}"
+        if not isinstance(table, dict):
+            self._problem("rule", f"is {table!r}; write each rule as a table [[rule]]")
+            return Rule(())
+        self._known(table, tuple(item.name for item in fields(Rule)), where)
+        lists = {
+            name: self._names(table, name, pattern, example, where)
+            for name, (pattern, example) in _ENTRIES.items()
+        }
+        if not lists["peers"]:
+            self._problem(
+                "peers", f"is missing or empty in {where}; list the workers that it is for"
+            )
+        peers: list[str] = []
+        for peer in lists["peers"]:
+            if not peer.startswith("@"):
+                peers.append(peer)
+            elif peer[1:] in roles:
+                peers += roles[peer[1:]]
+            else:
+                known = ", ".join(roles) or "none"
+                self._problem(peer, f"in {where} is no role of [roles]; there are: {known}")
+        return Rule(**{**lists, "peers": tuple(peers)})
+
+    def _roles(self, table: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+        return {name: self._names(table, name, _PATTERN, "'trainer*'", "[roles]") for name in table}
+
+    def _names(
+        self,
+        table: Mapping[str, Any],
+        name: str,
+        pattern: re.Pattern[str],
+        example: str,
+        where: str,
+    ) -> tuple[str, ...]:
+        value = table.get(name, [])
+        if not isinstance(value, list):
+            self._problem(name, f"in {where} is {value!r}; it must be a list of texts")
+            return ()
+        for entry in value:
+            if not isinstance(entry, str) or not pattern.fullmatch(entry):
+                self._problem(
+                    entry if isinstance(entry, str) else name,
+                    f"in {name!r} of {where} is {entry!r}; an entry is {example}",
+                )
+        return tuple(str(entry) for entry in value)
+
+    def _value(self, table: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+        value = table.get(name, default)
+        if type(value) is not kind:
+            self._problem(name, f"is {value!r}; it must be of type {kind.__name__}")
+            return default
+        return value
+
+    def _positive(self, table: Mapping[str, Any], name: str) -> int | None:
+        value = table.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            self._problem(name, f"is {value!r}; it must be a whole number above 0")
+            return None
+        return value
+
+    def _known(self, table: Mapping[str, Any], names: Iterable[str], where: str) -> None:
+        allowed = tuple(names)
+        for key in table:
+            if key not in allowed:
+                self._problem(key, f"is no key of {where}; allowed are {', '.join(allowed)}")
+
+    def _problem(self, key: str, text: str) -> None:
+        word = re.compile(rf"(?<![\w.:*@]){re.escape(key)}(?![\w.:*])")
+        line = next((n for n, text in enumerate(self._lines, 1) if word.search(text)), None)
+        place = f"{self._file}:{line}" if line else str(self._file)
+        self._problems.append(f"{place}: {key!r} {text}.")

@@ -1,0 +1,165 @@
+"""The commands `rpc-backends guard`, on a program that runs in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_guard import hooks, read
+from rpc_backends_guard.check import check
+
+PROGRAM = """
+import os
+import sys
+
+import torch
+import torch.multiprocessing as mp
+from torch.distributed import autograd, rpc
+
+
+class Batch:
+    def __init__(self, values):
+        self.values = values
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 1)
+
+    def forward(self, batch):
+        return self.linear(batch.values)
+
+
+def apply(function, rref, batch):
+    return function(rref.local_value(), batch)
+
+
+def main(rank):
+    rpc.init_rpc(f"worker{rank}", backend="ZEROMQ", rank=rank, world_size=2)
+    if rank == 1:
+        model = rpc.remote("worker0", Model)
+        batch = Batch(torch.ones(3, 2))
+        print(model.rpc_sync().forward(batch).shape)
+        with autograd.context() as context:
+            loss = rpc.rpc_sync("worker0", apply, (Model.forward, model, batch)).sum()
+            autograd.backward(context, [loss])
+        print(rpc.rpc_sync("worker0", torch.add, (torch.ones(1), 1)))
+        print(rpc.remote("worker0", torch.add, (torch.ones(1), 1)).to_here())
+        if len(sys.argv) > 1:
+            rpc.rpc_sync("worker0", os.getpid)
+    rpc.shutdown()
+
+
+if __name__ == "__main__":
+    import program
+
+    mp.spawn(program.main, nprocs=2)
+"""
+
+
+def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder."""
+    environ = {name: v for name, v in os.environ.items() if not name.startswith("RPC_BACKENDS_")}
+    environ |= {"PYTHONPATH": str(folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**environ, **env},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def free_port() -> str:
+    """Return a port that is free now."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def guard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `rpc-backends guard`."""
+    return run(folder, "-m", "rpc_backends_cli", "guard", *arguments)
+
+
+@pytest.mark.slow
+def test_a_program_runs_under_the_policy_learned_from_it(tmp_path: Path) -> None:
+    """Learned, run, compared with a new version; and each entry of the policy is needed."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    policy = tmp_path / "policy.toml"
+    program = (sys.executable, "program.py")
+    done = guard(tmp_path, "learn", "--out", "policy.toml", "--", *program)
+    assert done.returncode == 0, done.stderr
+    learned = read(policy)
+    assert learned.types == ("program:Batch",)
+    [rule] = learned.rules
+    assert rule.peers == ("worker1",)
+    assert rule.functions == ("program:Model", "program:apply")
+    assert rule.methods == ("program:Model.forward",)
+    assert rule.references == ("program:Model.forward",)
+    assert rule.operators == ("aten::add.Scalar",)
+    assert rule.requests == ("autograd", "fetch")
+
+    env = {hooks.POLICY: str(policy)}
+    done = run(tmp_path, "program.py", **env)
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([3, 1])" in done.stdout
+
+    done = guard(tmp_path, "diff", "policy.toml", "--", *program, "more")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "+ functions of worker1: posix:getpid"
+
+    policy.write_text(policy.read_text().replace('    "program:apply",\n', ""))
+    done = run(tmp_path, "program.py", **env)
+    assert done.returncode != 0
+    assert "'program.apply' in `functions` of a rule for 'worker1'" in done.stderr
+
+
+def test_check_explains_a_policy_and_warns(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(
+        'version = 1\n[[rule]]\npeers = ["a"]\nfunctions = ["builtins:eval"]\nrequests = ["fetch"]\n'
+    )
+    done = guard(tmp_path, "check", "policy.toml")
+    assert done.returncode == 0, done.stderr
+    assert "Workers a may call: builtins:eval." in done.stdout
+    assert "Workers a may fetch values of RRefs." in done.stdout
+    assert "warning: builtins:eval lets its caller run anything. Remove it." in done.stderr
+
+
+def test_check_shows_every_problem_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("version = 2\nmoed = 1\n")
+    done = guard(tmp_path, "check", "policy.toml", "--json")
+    assert done.returncode == 1
+    problems = json.loads(done.stdout)["problems"]
+    assert [line.split(" ")[0] for line in problems] == ["policy.toml:2:", "policy.toml:1:"]
+
+
+def test_doctor_shows_the_hash_of_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("version = 1\n")
+    monkeypatch.setenv(hooks.POLICY, str(policy))
+    [finding] = check().findings
+    assert finding.level == "ok"
+    assert read(policy).digest in finding.text
+
+
+def test_doctor_reports_a_policy_with_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("version = 3\n")
+    monkeypatch.setenv(hooks.POLICY, str(policy))
+    [finding] = check().findings
+    assert finding.level == "problem"
+    assert "it must be 1" in finding.text

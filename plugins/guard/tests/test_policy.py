@@ -1,0 +1,173 @@
+"""A policy file is honoured to the letter or refused, with file and line."""
+
+# ruff: noqa: E501  # a table is read by its rows
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_guard import Policy, PolicyError, Rule, learning, read, words
+from rpc_backends_guard.policy import matches
+
+GOOD = """
+version = 1
+mode = "warn"
+audit = "log.jsonl"
+allow_partial = true
+max_depth = 7
+max_bytes = 1000
+types = ["a.b:C"]
+
+[roles]
+trainers = ["trainer*", "t"]
+
+[[rule]]
+peers = ["@trainers", "x"]
+functions = ["a:f", "a.b:C.f"]
+methods = ["a:C.f"]
+references = ["a:g"]
+operators = ["aten::add", "aten::sub.Tensor"]
+scripts = ["__torch__.f"]
+requests = ["fetch", "autograd", "profiling"]
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    """Write a policy file."""
+    file = folder / "policy.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_policy_file_is_read_completely(tmp_path: Path) -> None:
+    policy = read(write(tmp_path, GOOD))
+    assert not policy.enforces
+    assert policy.allow_partial
+    assert (policy.max_depth, policy.max_bytes) == (7, 1000)
+    assert policy.audit == tmp_path / "log.jsonl"
+    assert policy.types == ("a.b:C",)
+    assert len(policy.digest) == 64
+    assert policy.rules == (
+        Rule(
+            peers=("trainer*", "t", "x"),
+            functions=("a:f", "a.b:C.f"),
+            methods=("a:C.f",),
+            references=("a:g",),
+            operators=("aten::add", "aten::sub.Tensor"),
+            scripts=("__torch__.f",),
+            requests=("fetch", "autograd", "profiling"),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("version = 1", "version = 2", "policy.toml:2: 'version' is 2; it must be 1"),
+        ("version = 1", "", "'version' is None"),
+        ("version = 1", "version = true", "'version' is True"),
+        ('"warn"', '"Enforce"', "policy.toml:3: 'mode' is 'Enforce'; it must be 'enforce' or 'warn'"),
+        ("mode =", "moed =", "policy.toml:3: 'moed' is no key of the policy; allowed are version, mode"),
+        ("functions =", "function =", "policy.toml:15: 'function' is no key of rule 1; allowed are peers"),
+        ('"a:f"', '"a.f"', "policy.toml:15: 'a.f' in 'functions' of rule 1 is 'a.f'; an entry is"),
+        ('"a:f"', '"os:*"', "'os:*' in 'functions'"),
+        ('"a:f"', "3", "in 'functions' of rule 1 is 3"),
+        ('["a:g"]', '"a:g"', "policy.toml:17: 'references' in rule 1 is 'a:g'; it must be a list"),
+        ('"aten::add"', '"aten:add"', "'aten:add' in 'operators'"),
+        ('"aten::add"', '"aten::*"', "'aten::*' in 'operators'"),
+        ('"fetch"', '"fetching"', "'fetching' in 'requests' of rule 1"),
+        ('"@trainers"', '"@trainer"', "policy.toml:14: '@trainer' in rule 1 is no role of [roles]"),
+        ('["@trainers", "x"]', "[]", "'peers' is missing or empty in rule 1"),
+        ('"x"', '"x?"', "'x?' in 'peers' of rule 1"),
+        ("allow_partial = true", 'allow_partial = "yes"', "'allow_partial' is 'yes'; it must be of type bool"),
+        ("max_depth = 7", "max_depth = 0", "'max_depth' is 0; it must be a whole number above 0"),
+        ("max_depth = 7", "max_depth = true", "'max_depth' is True"),
+        ('"a:C.f"', '"a:f"', "'a:f' in 'methods'"),
+        ("[[rule]]", "[rule]", "'rule' is"),
+        ("[roles]", "[[roles]]", "'roles' is"),
+        ("version = 1", "version =", "is not TOML"),
+    ],
+)  # fmt: skip
+def test_a_policy_with_a_mistake_is_refused(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    assert old in GOOD
+    with pytest.raises(PolicyError) as caught:
+        read(write(tmp_path, GOOD.replace(old, new, 1)))
+    assert problem in str(caught.value)
+
+
+def test_a_missing_policy_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="cannot be read: No such file"):
+        read(tmp_path / "none.toml")
+
+
+def test_a_policy_in_python_is_checked() -> None:
+    with pytest.raises(PolicyError, match=r"'os\.system' in 'functions'"):
+        Policy((Rule(("a",), functions=("os.system",)),))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "is_match"),
+    [
+        ("a", "a", True),
+        ("a", "ab", False),
+        ("a*", "a", True),
+        ("*", "", True),
+        ("a*c", "abc", True),
+        ("a*c", "abcd", False),
+        ("*b*", "abc", True),
+        ("a", "A", False),
+    ],
+)
+def test_patterns_of_peers_are_exact_but_for_stars(pattern: str, name: str, is_match: bool) -> None:
+    assert matches(pattern, name) is is_match
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind"),
+    [
+        ("builtins:eval", "functions"),
+        ("os:system", "functions"),
+        ("posix:mkdir", "references"),
+        ("importlib:import_module", "functions"),
+        ("pickle:loads", "functions"),
+        ("torch:load", "functions"),
+        ("functools:partial", "types"),
+        ("torch.storage:_load_from_bytes", "types"),
+        ("torch.distributed.rpc.rref_proxy:_local_invoke", "functions"),
+        ("aten::from_file", "operators"),
+        ("aten::save", "operators"),
+    ],
+)
+def test_entries_that_give_everything_away_are_warned_of(entry: str, kind: str) -> None:
+    if kind == "types":
+        policy = Policy((), types=(entry,))
+    else:
+        policy = Policy((Rule(("a",), **{kind: (entry,)}),))
+    assert any(entry in line for line in words.warnings(policy))
+
+
+def test_a_plain_policy_has_no_warning() -> None:
+    policy = Policy(
+        (Rule(("a",), functions=("train:step",), operators=("aten::add",)),),
+        types=("builtins:KeyError",),
+    )
+    assert words.warnings(policy) == []
+
+
+def test_a_learned_policy_is_read_as_it_was_written(tmp_path: Path) -> None:
+    policy = read(write(tmp_path, GOOD))
+    again = read(write(tmp_path, learning.toml(policy, "a test")))
+    assert again.rules == policy.rules
+    assert again.types == policy.types
+    assert learning.missing(again, policy) == []
+
+
+def test_a_comparison_shows_what_is_missing() -> None:
+    wanted = Policy(
+        (Rule(("a",), functions=("m:f", "m:g"), operators=("aten::add.Tensor",)),), types=("m:T",)
+    )
+    policy = Policy((Rule(("*",), functions=("m:f",), operators=("aten::add",)),))
+    assert learning.missing(wanted, policy) == ["types: m:T", "functions of a: m:g"]
