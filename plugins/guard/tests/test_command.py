@@ -59,7 +59,7 @@ def main(rank):
 if __name__ == "__main__":
     import program
 
-    mp.spawn(program.main, nprocs=2)
+    mp.start_processes(program.main, nprocs=2, start_method="fork")
 """
 
 
