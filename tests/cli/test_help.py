@@ -74,6 +74,7 @@ def test_an_unimportable_command_does_not_affect_others(command: Any) -> None:
         ("inspect", "pip install rpc-backends-inspect"),
         ("trace", "pip install rpc-backends-inspect"),
         ("faults", "pip install rpc-backends-faults"),
+        ("guard", "pip install rpc-backends-guard"),
         ("build-agents", "pip install rpc-backends-agents"),
         ("secret", "pip install rpc-backends-agents"),
         ("demo", "`make demo`"),

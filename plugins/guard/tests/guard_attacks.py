@@ -285,7 +285,7 @@ def harmful() -> dict[str, bytes]:
             LISTED,
             made(
                 made(name("builtins", "getattr"), name(INTERNAL, "_InternalRPCPickler"), text("_py_rref_receiver")),
-                b"(K\x00K\x01K\x01K\x01K\x01K\x01" + text("__torch__.unlisted.Class") + b"t",
+                b"(K\x00K\x01K\x01K\x01K\x01K\x01" + text("__import__('os').getpid()") + b"t",
             ),
         ),
         "a script module": call(

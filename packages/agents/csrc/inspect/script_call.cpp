@@ -14,7 +14,10 @@ namespace {
 using Found = PickleScan::Found;
 
 constexpr std::string_view kOperators = "torch.ops.aten.";
+// What torch's pickles of arguments name: its own functions, and RRefs and devices.
 constexpr std::string_view kOwnFunctions = "torch.jit._pickle.";
+constexpr std::string_view kRRef = "torch.distributed.rpc.rref";
+constexpr std::string_view kDevice = "torch.device";
 // The most opcodes that the end of a call consists of.
 constexpr size_t kTail = 32;
 
@@ -44,7 +47,8 @@ std::vector<Token> read_tail(std::string_view pickle) {
     if (found == Found::kEnd) {
       return {};
     }
-    if (found == Found::kGlobal && !scan.global().starts_with(kOwnFunctions) && scan.global() != "torch.device") {
+    if (found == Found::kGlobal && !scan.global().starts_with(kOwnFunctions) && scan.global() != kRRef &&
+        scan.global() != kDevice) {
       return {};
     }
     if (opcode == 'q' || opcode == 'r') {

@@ -29,6 +29,7 @@ _PACKAGES = {
     "build-agents": "rpc-backends-agents",
     "conformance": "rpc-backends-testing",
     "faults": "rpc-backends-faults",
+    "guard": "rpc-backends-guard",
     "inspect": "rpc-backends-inspect",
     "secret": "rpc-backends-agents",
     "trace": "rpc-backends-inspect",

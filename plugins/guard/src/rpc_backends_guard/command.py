@@ -127,6 +127,8 @@ def _learned(program: tuple[str, ...]):  # type: ignore[no-untyped-def]  # Polic
         if status != 0:
             print(f"warning: the program has ended with status {status}", file=sys.stderr)
         try:
-            return learning.merge(Path(folder))
+            return learning.merge(
+                Path(folder), lambda text: print(f"warning: {text}", file=sys.stderr)
+            )
         except PolicyError as error:
             raise Failure(str(error)) from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_guard.policy import EVERY, Policy, PolicyError, Rule
+from rpc_backends_guard.policy import ENTRIES, EVERY, Policy, PolicyError, Rule
 
 #: The lists of a rule that a record has entries for, and `types`.
 KINDS = ("functions", "methods", "references", "operators", "scripts", "requests")
@@ -168,9 +168,10 @@ class _Noted:
 # --- from records to a policy -------------------------------------------------------------------------
 
 
-def merge(folder: Path) -> Policy:
+def merge(folder: Path, warn: Callable[[str], object]) -> Policy:
     """Return the smallest policy that permits what the records of a folder have.
 
+    :param warn: gets a text for each call that no policy can permit.
     :raises PolicyError: there is no record, or one cannot be read.
     """
     files = sorted(folder.glob(f"*{_SUFFIX}"))
@@ -192,6 +193,11 @@ def merge(folder: Path) -> Policy:
                 ) from error
             if kind == "types":
                 types.add(name)
+            elif kind in KINDS and not ENTRIES[kind][0].fullmatch(name):
+                warn(
+                    f"{file.name.removesuffix(_SUFFIX)} got a call from {peer} that no policy can "
+                    f"permit, and the policy leaves it out: {kind}: {name}"
+                )
             elif kind in KINDS:
                 seen[peer or EVERY][kind].add(name)
     rules: dict[tuple[tuple[str, ...], ...], list[str]] = defaultdict(list)

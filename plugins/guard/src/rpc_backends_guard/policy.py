@@ -65,7 +65,7 @@ class Rule:
 
 
 #: What an entry of each list of a rule looks like, and an example for errors.
-_ENTRIES: Mapping[str, tuple[re.Pattern[str], str]] = {
+ENTRIES: Mapping[str, tuple[re.Pattern[str], str]] = {
     "peers": (
         re.compile(f"{_PATTERN.pattern}|{_ROLE.pattern}"),
         "'trainer*' or '@trainers', a role",
@@ -110,12 +110,12 @@ class Policy:
         :raises PolicyError: an entry has not the form of its kind.
         """
         problems = [
-            f"{self.source}: a rule has {entry!r} in {name!r}; an entry is {_ENTRIES[name][1]}."
+            f"{self.source}: a rule has {entry!r} in {name!r}; an entry is {ENTRIES[name][1]}."
             for rule in self.rules
-            for name in _ENTRIES
+            for name in ENTRIES
             for entry in getattr(rule, name)
             if not isinstance(entry, str)
-            or not _ENTRIES[name][0].fullmatch(entry)
+            or not ENTRIES[name][0].fullmatch(entry)
             or entry[:1] == "@"
         ]
         problems += [
@@ -201,7 +201,7 @@ class _Reader:
         self._known(table, tuple(item.name for item in fields(Rule)), where)
         lists = {
             name: self._names(table, name, pattern, example, where)
-            for name, (pattern, example) in _ENTRIES.items()
+            for name, (pattern, example) in ENTRIES.items()
         }
         if not lists["peers"]:
             self._problem(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -16,6 +17,8 @@ from rpc_backends_agents import check_pickle
 from rpc_backends_core.spi import RpcBackendsError, torch_internals
 from rpc_backends_guard import names
 
+#: The name of a class of TorchScript.
+_SCRIPT_CLASS = re.compile(r"__torch__(\.[A-Za-z_]\w*)+")
 #: The opcode that names a function or a class.
 _NAMES = pickle.STACK_GLOBAL
 
@@ -119,7 +122,7 @@ class Names:
             (f"{names.INTERNAL}:_InternalRPCPickler", name): PermittedFunction(receive)
             for name, receive in (
                 ("_tensor_receiver", receivers["_tensor_receiver"]),
-                ("_py_rref_receiver", _checked_rref(receivers["_py_rref_receiver"], types)),
+                ("_py_rref_receiver", _checked_rref(receivers["_py_rref_receiver"])),
             )
         }
         scripts = f"{names.INTERNAL}:_InternalRPCPickler._script_module_receiver"
@@ -156,18 +159,19 @@ class Names:
         return Reference(f"{owner}.{name}") if known is None else known
 
 
-def _checked_rref(receive: Callable[[Any], Any], types: tuple[str, ...]) -> Callable[[Any], Any]:
-    """Return a function that makes an RRef if its type is plain, or listed."""
-    listed = {name.replace(":", ".") for name in types}
+def _checked_rref(receive: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that makes an RRef if its type is plain, or a class of TorchScript.
+
+    Torch looks the name of such a class up, and runs nothing of it.
+    """
 
     def receive_rref(data: Any) -> Any:
         text = data[-1] if type(data) is tuple and len(data) == 7 else None
         if type(text) is not str or len(text) > 1000:
             raise GuardError("it holds an RRef in another form than torch's")
-        words = text.translate(str.maketrans("[](),", "     ")).split()
-        for word in words:
-            if word not in names.RREF_TYPES and word.removeprefix("__torch__.") not in listed:
-                raise GuardError(f"it holds an RRef of type {word!r}", "types", word)
+        for word in text.translate(str.maketrans("[](),", "     ")).split():
+            if word not in names.RREF_TYPES and not _SCRIPT_CLASS.fullmatch(word):
+                raise GuardError(f"it holds an RRef of type {word!r}")
         return receive(data)
 
     return receive_rref
