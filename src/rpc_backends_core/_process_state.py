@@ -57,7 +57,7 @@ class ProcessState:
             preparation(self.registry)
 
     def run_at_exit(self) -> None:
-        """Make this process call the exit functions when it exits; without effect after the first time."""
+        """Make this process call the exit functions when it exits; a second call does nothing."""
         if not self.runs_exit_functions:
             self.runs_exit_functions = True
             atexit.register(self._run_exit_functions)
