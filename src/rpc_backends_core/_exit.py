@@ -21,7 +21,8 @@ def at_exit(function: Callable[[], object]) -> Callable[[], None]:
 
     :returns: a function that takes this back. It may be called again, without effect.
     """
-    STATE.run_at_exit()
+    if not STATE.runs_exit_functions:  # importing torch has done it, unless RPC_BACKENDS_AUTOLOAD=0
+        STATE.run_at_exit()
 
     def call() -> None:
         function()
