@@ -7,18 +7,10 @@ functions when torch is imported.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 from collections.abc import Callable
 
 from rpc_backends_core._process_state import STATE
-
-
-def install() -> None:
-    """Make this process run the functions at its exit; without effect after the first time."""
-    if not STATE.runs_exit_functions:
-        STATE.runs_exit_functions = True
-        atexit.register(_run)
 
 
 def at_exit(function: Callable[[], object]) -> Callable[[], None]:
@@ -29,7 +21,8 @@ def at_exit(function: Callable[[], object]) -> Callable[[], None]:
 
     :returns: a function that takes this back. It may be called again, without effect.
     """
-    install()
+    if not STATE.runs_exit_functions:  # importing torch has done it, unless RPC_BACKENDS_AUTOLOAD=0
+        STATE.run_at_exit()
 
     def call() -> None:
         function()
@@ -40,9 +33,3 @@ def at_exit(function: Callable[[], object]) -> Callable[[], None]:
 
     STATE.exit_functions.append(call)
     return take_back
-
-
-def _run() -> None:
-    with contextlib.ExitStack() as stack:
-        for function in STATE.exit_functions:
-            stack.callback(function)

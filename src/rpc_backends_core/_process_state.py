@@ -5,6 +5,8 @@ It imports no other module of the package, so its attributes are untyped.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -53,6 +55,17 @@ class ProcessState:
         self.preparations.append(preparation)
         if self.registry is not None:
             preparation(self.registry)
+
+    def run_at_exit(self) -> None:
+        """Make this process call the exit functions when it exits; a second call does nothing."""
+        if not self.runs_exit_functions:
+            self.runs_exit_functions = True
+            atexit.register(self._run_exit_functions)
+
+    def _run_exit_functions(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for function in self.exit_functions:
+                stack.callback(function)
 
 
 STATE = ProcessState()

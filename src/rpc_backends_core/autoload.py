@@ -31,10 +31,10 @@ def install() -> None:
         )
     # An exception here would break `import torch` for every program, so all errors are stored.
     try:
-        from rpc_backends_core import _exit, _patches
+        from rpc_backends_core import _patches
 
         _patches.install()
-        _exit.install()
+        STATE.run_at_exit()
     except Exception as error:
         STATE.autoload_error = error
 
