@@ -20,6 +20,8 @@ struct Settings {
   double handshake_timeout = 0;
   // Whether both sides of a Unix socket must prove which worker they are.
   bool wants_proofs = false;
+  // Connections to each peer for large messages, over TCP, in addition to the first one.
+  uint32_t bulk_connections = 1;
 
   bool encrypts() const { return !public_key.empty(); }
 };
@@ -44,6 +46,7 @@ inline int milliseconds(double seconds) {
 struct Counters {
   std::atomic<uint64_t> messages_sent{0}, messages_received{0};
   std::atomic<uint64_t> connections{0};  // opened by this worker
+  std::atomic<uint64_t> bulk_pieces{0};  // sent on connections for large messages
   std::atomic<uint64_t> lost{0}, found{0};
   std::atomic<uint64_t> refused{0};     // connections refused for a wrong identity
   std::atomic<uint64_t> handshakes{0};  // handshakes that failed for other reasons
