@@ -2,10 +2,10 @@
 
 Worker 0 calls worker 1 over a link of 1 Gbit/s between two network namespaces, or within the host:
 
-* *small beside large*: a no-op alone, then while another thread echoes 64 MiB in a loop to the same worker; and a no-op
-  to a third worker, on the host of worker 0, at the same times;
-* *long links*: an echo of 64 MiB (and of 1 MiB) over a link with a round trip of 1, 20 and 80 ms. A router in user
-  space, over two TUN devices, delays the packets, because not every kernel has `netem`.
+* *small beside large*: a no-op alone, then while another thread echoes 64 MiB in a loop to the same
+  worker; and a no-op to a third worker, on the host of worker 0, at the same times;
+* *long links*: an echo of 64 MiB (and of 1 MiB) over a link with a round trip of 1, 20 and 80 ms. A
+  router in user space, over two TUN devices, delays the packets, because not every kernel has `netem`.
 
 A side is a backend with options: `ZEROMQ:secret` (TLS), `ZEROMQ:plain`, `UCX`, `TENSORPIPE@torch`, and
 `ZEROMQ:secret:bulk_connections=4`. The sides take turns.
@@ -54,7 +54,7 @@ def _ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def link(rtt_s: float) -> Iterator[list[str]]:
-    """Make two namespaces with a link between them; gives their names. Addresses: 10.77.0.1 and 10.77.0.2."""
+    """Make two namespaces with a link between them; gives their names. The first has 10.77.0.1."""
     names = [f"links-{os.getpid()}-{n}" for n in (1, 2)]
     with contextlib.ExitStack() as stack:
         for name in names:
@@ -64,14 +64,39 @@ def link(rtt_s: float) -> Iterator[list[str]]:
         if rtt_s > 0:
             stack.enter_context(_router(names, rtt_s))
         else:
-            _ip("-n", names[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", names[1])
+            _ip(
+                "-n",
+                names[0],
+                "link",
+                "add",
+                "eth0",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                names[1],
+            )
         for number, name in enumerate(names, 1):
             _ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             if rtt_s == 0:
                 shaping = f"tbf rate 1gbit burst 131072 limit {_QUEUE_BYTES}".split()
                 subprocess.run(
-                    ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", "root", *shaping],
+                    [
+                        "ip",
+                        "netns",
+                        "exec",
+                        name,
+                        "tc",
+                        "qdisc",
+                        "add",
+                        "dev",
+                        "eth0",
+                        "root",
+                        *shaping,
+                    ],
                     check=True,
                 )
         yield names
@@ -79,7 +104,13 @@ def link(rtt_s: float) -> Iterator[list[str]]:
 
 def _open_tun(namespace: str) -> int:
     """Return a TUN device `eth0` in a namespace, which passes whole segments on."""
-    tun_set_iff, tun_set_offload, tun, no_header, with_vnet = 0x400454CA, 0x400454D0, 1, 0x1000, 0x4000
+    tun_set_iff, tun_set_offload, tun, no_header, with_vnet = (
+        0x400454CA,
+        0x400454D0,
+        1,
+        0x1000,
+        0x4000,
+    )
     checksums, tso4 = 1, 2
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     name = f"ln{os.getpid() % 100000}{namespace[-1]}"
@@ -108,7 +139,7 @@ def _router(names: list[str], rtt_s: float) -> Iterator[None]:
 
 
 def route(fds: list[int], delay_s: float) -> None:
-    """Pass packets on after the time that a link of 1 Gbit/s and its delay take; drop what exceeds its queue."""
+    """Pass packets on after the time that a link takes; drop what exceeds its queue."""
     free_at = [0.0, 0.0]  # when the link of a direction has sent everything
     due: list[tuple[float, int, int, bytes]] = []
     number = 0
@@ -149,19 +180,21 @@ def _echo(tensor: Any) -> Any:
 
 
 def _options(side: str, address: str, secret: str, *, within: bool) -> tuple[str, Any]:
-    import torch.distributed.rpc as rpc
+    from torch.distributed import rpc
 
     name, *rest = side.partition("@")[0].split(":")
     if name == "TENSORPIPE":
-        return name, rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{address}:29611")
+        # Namespaces of a machine share memory, which TensorPipe would use.
+        ways = {} if within else {"_transports": ["uv"], "_channels": ["mpt_uv", "basic"]}
+        return name, rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://{address}:29611", **ways)
     values: dict[str, Any] = {"init_method": f"tcp://{address}:29611"}
     for word in rest:
         key, _, value = word.partition("=")
         if key == "secret":
             values["secret"] = secret
-            if within:
-                values["encryption"] = None
+            values["unix_sockets"] = False if not within else None
         elif key == "plain":
+            values["unix_sockets"] = False if not within else None
             values |= {"encryption": False, "trusted_network": True}
         else:
             values[key] = int(value)
@@ -177,12 +210,18 @@ def _options(side: str, address: str, secret: str, *, within: bool) -> tuple[str
 def work(rank: int, side: str, address: str, secret: str, what: str, out: str) -> None:
     """Be a worker; worker 0 measures and writes the values."""
     import torch
-    import torch.distributed.rpc as rpc
+    from torch.distributed import rpc
 
     torch.set_num_threads(1)
     name, options = _options(side, address, secret, within=address == "127.0.0.1")
     world = 3 if what == "mixed" else 2
-    rpc.init_rpc(f"worker{rank}", backend=getattr(rpc.BackendType, name), rank=rank, world_size=world, rpc_backend_options=options)
+    rpc.init_rpc(
+        f"worker{rank}",
+        backend=getattr(rpc.BackendType, name),
+        rank=rank,
+        world_size=world,
+        rpc_backend_options=options,
+    )
     if rank == 0:
         values = _measure_mixed() if what == "mixed" else _measure_long()
         Path(out).write_text(json.dumps(values))
@@ -190,7 +229,7 @@ def work(rank: int, side: str, address: str, secret: str, what: str, out: str) -
 
 
 def _times(to: str, count: int, seconds: float) -> list[float]:
-    import torch.distributed.rpc as rpc
+    from torch.distributed import rpc
 
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -203,12 +242,16 @@ def _times(to: str, count: int, seconds: float) -> list[float]:
 
 def _summary(times: list[float]) -> dict[str, float]:
     ordered = sorted(times)
-    return {"median": statistics.median(ordered), "p99": ordered[int(len(ordered) * 0.99)], "count": len(ordered)}
+    return {
+        "median": statistics.median(ordered),
+        "p99": ordered[int(len(ordered) * 0.99)],
+        "count": len(ordered),
+    }
 
 
 def _measure_mixed() -> dict[str, dict[str, float]]:
     import torch
-    import torch.distributed.rpc as rpc
+    from torch.distributed import rpc
 
     large = torch.ones(64 * MIB // 4)
     values = {}
@@ -237,7 +280,7 @@ def _measure_mixed() -> dict[str, dict[str, float]]:
 
 def _measure_long() -> dict[str, dict[str, float]]:
     import torch
-    import torch.distributed.rpc as rpc
+    from torch.distributed import rpc
 
     values = {}
     for size, count in ((MIB, 10), (64 * MIB, 4)):
@@ -248,14 +291,19 @@ def _measure_long() -> dict[str, dict[str, float]]:
             begin = time.perf_counter()
             rpc.rpc_sync("worker1", _echo, (tensor,))
             times.append(time.perf_counter() - begin)
-        values[f"echo of {size // MIB} MiB"] = {"median": statistics.median(times), "least": min(times)}
+        values[f"echo of {size // MIB} MiB"] = {
+            "median": statistics.median(times),
+            "least": min(times),
+        }
     return values
 
 
 # --- the runs ---------------------------------------------------------------------------------------
 
 
-def measure(side: str, what: str, names: list[str] | None, secret: str) -> dict[str, dict[str, float]]:
+def measure(
+    side: str, what: str, names: list[str] | None, secret: str
+) -> dict[str, dict[str, float]]:
     """Start the workers of a side; return the values of worker 0."""
     environ = dict(os.environ, PYTHONPATH=str(Path(__file__).parent))
     if side.endswith("@torch"):
@@ -264,7 +312,17 @@ def measure(side: str, what: str, names: list[str] | None, secret: str) -> dict[
     with tempfile.NamedTemporaryFile("r") as out, contextlib.ExitStack() as stack:
         processes = []
         for rank in range(3 if what == "mixed" else 2):
-            command = [sys.executable, __file__, "worker", str(rank), side, address, secret, what, out.name]
+            command = [
+                sys.executable,
+                __file__,
+                "worker",
+                str(rank),
+                side,
+                address,
+                secret,
+                what,
+                out.name,
+            ]
             worker_environ = environ
             if names:
                 # Worker 2 is on the host of worker 0.
@@ -284,7 +342,9 @@ def measure(side: str, what: str, names: list[str] | None, secret: str) -> dict[
 def _print(where: str, side: str, values: dict[str, dict[str, float]]) -> None:
     for row, numbers in values.items():
         text = "  ".join(
-            f"{key} {value:.4g}" if key in ("count", "per second") else f"{key} {value * 1e3:.3f} ms"
+            f"{key} {value:.4g}"
+            if key in ("count", "per second")
+            else f"{key} {value * 1e3:.3f} ms"
             for key, value in numbers.items()
         )
         print(f"{where:14} {side:34} {row:24} {text}", flush=True)
@@ -292,24 +352,36 @@ def _print(where: str, side: str, values: dict[str, dict[str, float]]) -> None:
         if f"{peer}, alone" in values:
             alone, beside = values[f"{peer}, alone"], values[f"{peer}, beside 64 MiB"]
             ratios = [beside[key] / alone[key] for key in ("median", "p99")]
-            print(f"{where:14} {side:34} {peer}: beside / alone: median {ratios[0]:.2f}, p99 {ratios[1]:.2f}", flush=True)
+            shown = f"median {ratios[0]:.2f}, p99 {ratios[1]:.2f}"
+            print(f"{where:14} {side:34} {peer}: beside / alone: {shown}", flush=True)
 
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("what", choices=["mixed", "long"])
     options.add_argument("--side", action="append", help=f"a side; may repeat ({', '.join(SIDES)})")
-    options.add_argument("--rtt", action="append", type=float, help="ms; may repeat (long: 1, 20, 80; mixed: 0)")
+    options.add_argument(
+        "--rtt", action="append", type=float, help="ms; may repeat (long: 1, 20, 80; mixed: 0)"
+    )
     options.add_argument("--rounds", type=int, default=1)
-    options.add_argument("--only", choices=["between", "within"], help="mixed: only between hosts, or within one")
+    options.add_argument(
+        "--only", choices=["between", "within"], help="mixed: only between hosts, or within one"
+    )
     options.add_argument("--json", type=Path, help="write all values to this file")
     arguments = options.parse_args()
     secret = subprocess.run(
-        [Path(sys.executable).parent / "rpc-backends", "secret"], capture_output=True, text=True, check=True
+        [Path(sys.executable).parent / "rpc-backends", "secret"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     everything = defaultdict(list)
-    places: list[float | None] = list(arguments.rtt or ([0.0] if arguments.what == "mixed" else [1.0, 20.0, 80.0]))
+    places: list[float | None] = list(
+        arguments.rtt or ([0.0] if arguments.what == "mixed" else [1.0, 20.0, 80.0])
+    )
     if arguments.what == "mixed" and arguments.only != "between":
         places.append(None)
     if arguments.only == "within":
@@ -331,7 +403,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["router"]:
         route([int(sys.argv[2]), int(sys.argv[3])], float(sys.argv[4]))
     elif sys.argv[1:2] == ["worker"]:
-        sys.modules["links"] = sys.modules["__main__"]
         work(int(sys.argv[2]), *sys.argv[3:8])
     else:
         main()

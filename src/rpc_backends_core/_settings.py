@@ -52,6 +52,7 @@ OF_PACKAGES = {
     ),
     "rpc-backend-zeromq": (
         "ZEROMQ_ADDRESS",
+        "ZEROMQ_BULK_CONNECTIONS",
         "ZEROMQ_ENCRYPTION",
         "ZEROMQ_INTERFACE",
         "ZEROMQ_PORTS",

@@ -295,6 +295,7 @@ void Connection::on_up() {
   unwatch();
   up_since_ = Clock::now();
   if (lane_.number == 0) {
+    round_trip_ = round_trip(stream_->fd());
     owner_.on_up(shared_from_this());
   }
   stream_->start();
@@ -341,10 +342,11 @@ void Connection::on_large() {
 }
 
 void Connection::open_next_lane() {
-  const uint32_t most = services_.settings.bulk_connections;
+  const Settings& settings = services_.settings;
+  const bool may_be_several = !endpoint_.is_unix() && round_trip_ >= settings.long_link;
+  const uint32_t most = may_be_several ? settings.bulk_connections : std::min(settings.bulk_connections, 1U);
   const std::lock_guard<std::mutex> lock(lanes_mutex_);
-  // Within a host, more than one is not faster.
-  if (ended_ || closed_ || lanes_.size() >= (endpoint_.is_unix() ? std::min(most, 1U) : most)) {
+  if (ended_ || closed_ || lanes_.size() >= most) {
     return;
   }
   const auto number = static_cast<uint32_t>(lanes_.size() + 1);

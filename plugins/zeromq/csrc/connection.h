@@ -116,6 +116,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   std::string answer_;
   uint64_t probe_ = 0;  // the watch of a running probe, or 0
   bool wants_lanes_ = false;
+  double round_trip_ = 0;  // seconds, measured before there are messages
 
   std::mutex lanes_mutex_;
   std::vector<std::shared_ptr<Connection>> lanes_;

@@ -28,6 +28,7 @@ class Transport:
     :param bulk_connections: connections to each peer over TCP for messages of 64 KiB or more, from 0 to
         16, in addition to the first one, which carries these too if there are none. Over a Unix socket
         there is one at most.
+    :param long_link: the round trip time in seconds below which a peer gets one such connection at most.
     :param on_unknown_key: called when a process connects with an unknown public key (Z85) or Unix socket
         proof. Its arguments are the key or proof and the seconds since the process connected. It returns
         the id of the worker with that key, or None to refuse. An exception is written to stderr, and the
@@ -51,6 +52,7 @@ class Transport:
         handshake_timeout: float,
         wants_proofs: bool = False,
         bulk_connections: int = 1,
+        long_link: float = 0.0,
         on_unknown_key: Callable[[bytes, float], int | None] | None = None,
         on_refused: Callable[[str], object] | None = None,
     ) -> None: ...

@@ -147,12 +147,14 @@ class ZeroMQRpcBackendOptions(GuardedOptions):
     )
     bulk_connections: VariableOption[int] = VariableOption(
         Kind(
-            _bulk_connections, f"a number, from 1 to {MOST_BULK_CONNECTIONS}", _read_bulk_connections
+            _bulk_connections,
+            f"a number, from 1 to {MOST_BULK_CONNECTIONS}",
+            _read_bulk_connections,
         ),
         default=4,
-        meaning="connections to each worker over TCP for messages of 64 KiB or more, in addition to the "
-        "one for small messages. A worker opens them with its first such message. Several are faster on "
-        "links with long delays. Within a host there is one",
+        meaning="connections for messages of 64 KiB or more to each worker with a round trip of 5 ms or "
+        "more, in addition to the one for small messages. With a shorter one, and within a host, there "
+        "is one such connection",
         native=True,
     )
     heartbeat: Option[float, float | None] = Option(

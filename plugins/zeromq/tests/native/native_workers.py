@@ -148,7 +148,14 @@ def message(*sizes: int, kind: int = 1, version: int = VERSION, count: int | Non
 
 
 def piece(
-    number: int, total: int, sizes: list[int], size: int, *, first: int = 0, offset: int = 0, parts: int = 0
+    number: int,
+    total: int,
+    sizes: list[int],
+    size: int,
+    *,
+    first: int = 0,
+    offset: int = 0,
+    parts: int = 0,
 ) -> bytes:
     """Return the start of a piece of a large message: its header, its head and the sizes of its parts.
 
@@ -157,7 +164,11 @@ def piece(
     :param parts: the number of parts of the message; 0 for those of the piece.
     """
     head = struct.pack("<QQIIQQ", number, total, parts or len(sizes), first, offset, size)
-    return struct.pack("<BBHI", 5, VERSION, 0, len(sizes)) + head + struct.pack(f"<{len(sizes)}Q", *sizes)
+    return (
+        struct.pack("<BBHI", 5, VERSION, 0, len(sizes))
+        + head
+        + struct.pack(f"<{len(sizes)}Q", *sizes)
+    )
 
 
 def tls_client(secret_key: bytes) -> ssl.SSLContext:

@@ -73,7 +73,7 @@ class Relay:
 
 @pytest.fixture
 def relayed(make: MakeWorker, encrypted: bool) -> Iterator[tuple[Worker, Worker, Relay]]:
-    """Yield two workers, and the relay through which the first one calls the other; both connections are up."""
+    """Yield two workers, and the relay through which the first calls the other; a lane is up."""
     zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
     relay = Relay(one)
     zero.transport.learn(1, relay.endpoint, one.key)
@@ -132,7 +132,9 @@ def test_large_messages_arrive_over_any_number_of_connections(
     )
     zero.learn(one)
     one.learn(zero)
-    sent = [[os.urandom(size), b"", b"x", os.urandom(5 * MIB + 3)] for size in range(1, 3 * MIB, MIB)]
+    sent = [
+        [os.urandom(size), b"", b"x", os.urandom(5 * MIB + 3)] for size in range(1, 3 * MIB, MIB)
+    ]
     for parts in sent:
         zero.send(1, *parts)
     assert sorted(one.message()[1] for _ in sent) == sorted(sent)
@@ -218,9 +220,7 @@ def test_a_worker_takes_16_bulk_connections_of_a_peer(make: MakeWorker, encrypte
         ),
     ],
 )
-def test_a_false_piece_ends_the_connection(
-    make: MakeWorker, pieces: list[bytes], why: str
-) -> None:
+def test_a_false_piece_ends_the_connection(make: MakeWorker, pieces: list[bytes], why: str) -> None:
     zero = make(0).listen("tcp://127.0.0.1:*")
     intruder = Intruder(zero, greeting(1)).admitted()
     ended = threading.Thread(target=zero.transport.receive, args=(60,))
@@ -229,5 +229,3 @@ def test_a_false_piece_ends_the_connection(
     assert why.encode() in intruder.rest()
     zero.transport.close(0)
     ended.join()
-
-

@@ -70,7 +70,7 @@ class VolumeTests:
                 one.expect(zero, parts)
 
     def test_any_messages(self, transports: Workers) -> None:
-        """Any messages arrive once each, with their parts in order and bit by bit; small ones in order."""
+        """Any messages arrive once each, with their parts bit by bit; small messages in order."""
 
         def check(messages: Sequence[Sizes]) -> None:
             with transports() as (zero, one):
@@ -115,7 +115,7 @@ class VolumeTests:
                 receiver.expect(sender, message("after", [8]))
 
     def test_any_conversation(self, transports: Workers) -> None:
-        """Requests and replies of both workers arrive in any mix. Small ones of a kind keep their order."""
+        """Requests and replies of both workers arrive in any mix. Small ones keep their order."""
 
         def check(steps: Sequence[Step]) -> None:
             with transports() as workers:

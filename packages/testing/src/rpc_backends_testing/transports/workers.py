@@ -177,7 +177,7 @@ class Worker:
     def expect_all(
         self, sender: Worker, messages: Sequence[Sequence[bytes]], *, reply: bool = False
     ) -> None:
-        """Check that the next messages from ``sender`` are these: small ones in order, large ones at any time."""
+        """Check that the next messages are these: small ones in order, large ones at any time."""
         awaited = list(messages)
         while awaited:
             small = next((parts for parts in awaited if not is_large(parts)), None)
