@@ -369,6 +369,10 @@ void Acceptor::admit(uint64_t id, const Greeting& greeting, int worker) {
     return;
   }
   const auto owner = owner_.lock();
+  if (const std::string why = owner ? owner->refusal(greeting) : ""; !why.empty()) {
+    refuse(id, who + ": " + why);
+    return;
+  }
   if (!owner || !send_all(*pending.channel, bytes_of(answer_with("", is_unix_ ? owner->answer_for(worker) : "")))) {
     fail(id, kEnded);
     return;

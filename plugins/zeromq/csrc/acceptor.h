@@ -32,6 +32,8 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
     virtual ~Owner() = default;
     // Returns the proof with which this worker answers a worker.
     virtual std::string answer_for(int worker) = 0;
+    // Returns why the connection of a worker cannot be taken; "" if it can.
+    virtual std::string refusal(const Greeting& greeting) = 0;
     virtual void enter(std::unique_ptr<Channel> channel, const Greeting& greeting) = 0;
   };
 

@@ -27,8 +27,8 @@ py::tuple make_key_pair(bool fips) {
 std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key,
                                       const std::optional<py::bytes>& secret_key, bool fips, uint64_t max_message,
                                       double heartbeat, double heartbeat_timeout, double handshake_timeout,
-                                      bool wants_proofs, const py::object& on_unknown_key,
-                                      const py::object& on_refused) {
+                                      bool wants_proofs, uint32_t bulk_connections, double long_link,
+                                      const py::object& on_unknown_key, const py::object& on_refused) {
   if (public_key.has_value() != secret_key.has_value()) {
     throw TransportError("give both public_key and secret_key, or neither");
   }
@@ -43,6 +43,8 @@ std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key
   settings.heartbeat_timeout = heartbeat_timeout;
   settings.handshake_timeout = handshake_timeout;
   settings.wants_proofs = wants_proofs;
+  settings.bulk_connections = bulk_connections;
+  settings.long_link = long_link;
   return std::make_shared<PythonTransport>(settings, unknown_key_callback(on_unknown_key),
                                            refused_callback(on_refused));
 }
@@ -81,7 +83,8 @@ PYBIND11_MODULE(_native, module) {
   bind_transport<ZeroMQTransport>(module)
       .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("fips") = false,
            py::arg("max_message"), py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"),
-           py::arg("wants_proofs") = false, py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
+           py::arg("wants_proofs") = false, py::arg("bulk_connections") = 1, py::arg("long_link") = 0.0,
+           py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
       .def("bind", &PythonTransport::bind, py::arg("endpoints"), release())
       .def("start", &PythonTransport::start, py::arg("self_id"), release())
       .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none(),

@@ -3,6 +3,7 @@
 #include <openssl/crypto.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -68,15 +69,27 @@ void Connection::open(const Credentials& credentials, int self) {
   opened_ = Clock::now();
   std::copy_n(kForm, sizeof kForm, greeting_.form);
   greeting_.worker = self;
-  greeting_.time = next_time();
+  greeting_.lane = lane_.number;
+  credentials_ = credentials;
+  const std::weak_ptr<Connection> weak = weak_from_this();
+  if (const auto first = lane_.first.lock()) {
+    greeting_.time = first->greeting_.time;
+    link_ = first->link_;
+  } else {
+    greeting_.time = next_time();
+    link_ = std::make_shared<Link>(services_.settings.max_message, [weak] {
+      if (const auto connection = weak.lock()) {
+        connection->on_large();
+      }
+    });
+  }
   if (endpoint_.is_unix()) {
     set_proof(greeting_.proof, credentials.our_greeting);
     expected_ = credentials.their_answer;
   }
   std::unique_ptr<Channel> channel = make_channel(credentials);
   channel_ = channel.get();
-  const std::weak_ptr<Connection> weak = weak_from_this();
-  stream_ = std::make_shared<Stream>(services_, peer_, std::move(channel), [weak](const std::string& reason) {
+  const auto on_end = [weak](const std::string& reason) {
     if (const auto connection = weak.lock()) {
       connection->services_.event_loop.post([weak, reason] {
         if (const auto ended = weak.lock()) {
@@ -84,7 +97,8 @@ void Connection::open(const Credentials& credentials, int self) {
         }
       });
     }
-  });
+  };
+  stream_ = std::make_shared<Stream>(services_, peer_, std::move(channel), on_end, link_, lane_.number != 0);
   ++services_.counters.connections;
   services_.event_loop.post([weak] {
     if (const auto connection = weak.lock()) {
@@ -103,10 +117,29 @@ void Connection::close(Clock::time_point deadline) {
   }
   --services_.counters.connections;
   unwatch();
+  const std::vector<std::shared_ptr<Connection>> others = lanes();
+  if (!others.empty()) {
+    for (const auto& lane : others) {
+      lane->stream_->drain(deadline);
+    }
+    stream_->drain(deadline);
+  }
   stream_->close(deadline);
+  for (const auto& lane : others) {
+    lane->close(deadline);
+  }
+}
+
+std::vector<std::shared_ptr<Connection>> Connection::lanes() {
+  const std::lock_guard<std::mutex> lock(lanes_mutex_);
+  return lanes_;
 }
 
 void Connection::wait_until_sent(Clock::time_point deadline) {
+  link_->wait_until_taken(deadline);
+  for (const auto& lane : lanes()) {
+    lane->stream_->wait_until_sent(deadline);
+  }
   stream_->wait_until_sent(deadline);
 }
 
@@ -262,9 +295,18 @@ void Connection::on_answer() {
 void Connection::on_up() {
   unwatch();
   up_since_ = Clock::now();
-  owner_.on_up(shared_from_this());
+  if (lane_.number == 0) {
+    round_trip_ = round_trip(stream_->fd());
+    owner_.on_up(shared_from_this());
+  }
   stream_->start();
+  link_->add(stream_, lane_.number != 0);
   later(services_.settings.heartbeat / 2, &Connection::on_tick);
+  if (const auto first = lane_.first.lock()) {
+    first->open_next_lane();
+  } else if (wants_lanes_) {
+    open_next_lane();
+  }
 }
 
 void Connection::on_late_connect() {
@@ -287,6 +329,49 @@ void Connection::on_tick() {
   later(services_.settings.heartbeat / 2, &Connection::on_tick);
 }
 
+// --- lanes ------------------------------------------------------------------------------------------
+
+void Connection::on_large() {
+  services_.event_loop.post([weak = weak_from_this()] {
+    if (const auto connection = weak.lock()) {
+      connection->wants_lanes_ = true;
+      if (connection->up_since_ != Clock::time_point()) {
+        connection->open_next_lane();
+      }
+    }
+  });
+}
+
+void Connection::open_next_lane() {
+  const Settings& settings = services_.settings;
+  const bool may_be_several = !endpoint_.is_unix() && round_trip_ >= settings.long_link;
+  const uint32_t most = may_be_several ? settings.bulk_connections : std::min(settings.bulk_connections, 1U);
+  const std::lock_guard<std::mutex> lock(lanes_mutex_);
+  if (ended_ || closed_ || lanes_.size() >= most) {
+    return;
+  }
+  const auto number = static_cast<uint32_t>(lanes_.size() + 1);
+  auto lane = std::make_shared<Connection>(services_, owner_, peer_, endpoint_, Lane{number, weak_from_this()});
+  try {
+    lane->open(credentials_, greeting_.worker);
+  } catch (const TransportError&) {  // no socket can be made
+    return;
+  }
+  lanes_.push_back(std::move(lane));
+}
+
+void Connection::on_lane_end(const std::shared_ptr<Connection>& lane, const std::string& reason) {
+  if (lane->up_since_ != Clock::time_point()) {
+    report_end(reason);
+    return;
+  }
+  {
+    const std::lock_guard<std::mutex> lock(lanes_mutex_);
+    lanes_.erase(std::remove(lanes_.begin(), lanes_.end(), lane), lanes_.end());
+  }
+  lane->close(Clock::now());
+}
+
 // --- the end ----------------------------------------------------------------------------------------
 
 void Connection::report_silence() {
@@ -302,7 +387,15 @@ void Connection::report_end(const std::string& reason) {
     ended_ = true;
     unwatch();
     stream_->abandon();
+    pass_end(reason);
+  }
+}
+
+void Connection::pass_end(const std::string& reason) {
+  if (lane_.number == 0) {
     owner_.on_end(shared_from_this(), reason);
+  } else if (const auto first = lane_.first.lock()) {
+    first->on_lane_end(shared_from_this(), reason);
   }
 }
 
@@ -334,7 +427,7 @@ void Connection::find_out_why() {
       error = EINPROGRESS;
     }
   }
-  owner_.on_end(shared_from_this(), why_it_ended(error));
+  pass_end(why_it_ended(error));
 }
 
 void Connection::on_probe(const std::shared_ptr<Fd>& probe, bool done) {
@@ -347,7 +440,7 @@ void Connection::on_probe(const std::shared_ptr<Fd>& probe, bool done) {
     socklen_t length = sizeof error;
     ::getsockopt(probe->get(), SOL_SOCKET, SO_ERROR, &error, &length);
   }
-  owner_.on_end(shared_from_this(), why_it_ended(error));
+  pass_end(why_it_ended(error));
 }
 
 std::string Connection::why_it_did_not_connect(int error) const {

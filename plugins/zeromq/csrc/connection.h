@@ -2,13 +2,19 @@
 //
 // It connects once, and sends queued messages as soon as it is connected. A message that was reported as lost is
 // therefore never delivered later. To try again, make another connection.
+//
+// The first large message makes it open lanes, which are connections of their own, one after the other, so that each
+// peer has at most one handshake at a time. A lane that cannot be opened is done without. When a lane ends that was up,
+// the whole connection ends.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "endpoint.h"
 #include "greeting.h"
@@ -26,8 +32,14 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     virtual void on_end(const std::shared_ptr<Connection>& connection, const std::string& reason) = 0;
   };
 
-  Connection(const Stream::Services& services, Owner& owner, int peer, Endpoint endpoint)
-      : services_(services), owner_(owner), peer_(peer), endpoint_(std::move(endpoint)) {}
+  // A lane of `first`, which must be open.
+  struct Lane {
+    uint32_t number;
+    std::weak_ptr<Connection> first;
+  };
+
+  Connection(const Stream::Services& services, Owner& owner, int peer, Endpoint endpoint, Lane lane = {0, {}})
+      : services_(services), owner_(owner), peer_(peer), endpoint_(std::move(endpoint)), lane_(std::move(lane)) {}
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
   ~Connection();
@@ -63,6 +75,10 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void greet();
   void on_answer();
   void on_up();
+  void on_large();
+  void open_next_lane();
+  void on_lane_end(const std::shared_ptr<Connection>& lane, const std::string& reason);
+  std::vector<std::shared_ptr<Connection>> lanes();
   void on_late_connect();
   void on_late_handshake();
   void on_tick();
@@ -73,6 +89,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void watch(uint32_t events, void (Connection::*task)());
   void unwatch();
   void report_end(const std::string& reason);
+  void pass_end(const std::string& reason);
   void report_silence();
   void report_failure(const std::string& why);
   std::string why_it_did_not_connect(int error) const;
@@ -82,6 +99,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   Owner& owner_;
   const int peer_;
   const Endpoint endpoint_;
+  const Lane lane_;
+  Credentials credentials_;
+  std::shared_ptr<Link> link_;
   std::shared_ptr<Stream> stream_;
   Channel* channel_ = nullptr;  // of `stream_`
   TlsChannel* tls_ = nullptr;   // the same, if it encrypts
@@ -95,6 +115,11 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   bool ended_ = false;
   std::string answer_;
   uint64_t probe_ = 0;  // the watch of a running probe, or 0
+  bool wants_lanes_ = false;
+  double round_trip_ = 0;  // seconds, measured before there are messages
+
+  std::mutex lanes_mutex_;
+  std::vector<std::shared_ptr<Connection>> lanes_;
 
   std::atomic<uint64_t> watch_{0};
   std::atomic<bool> closed_{false};

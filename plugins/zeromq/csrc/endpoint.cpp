@@ -197,6 +197,12 @@ void tune(int fd, double longest_silence) {
   }
 }
 
+double round_trip(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 ? info.tcpi_rtt / 1e6 : 0;
+}
+
 std::string other_user(int fd) {
   ucred other{};
   socklen_t size = sizeof other;

@@ -53,6 +53,9 @@ bool is_unix_socket(int fd);
 // acknowledged for `longest_silence`, in seconds: then no heartbeat can be sent either.
 void tune(int fd, double longest_silence);
 
+// The round trip time of a TCP connection in seconds; 0 if it is not known.
+double round_trip(int fd);
+
 // Describes the process at the other end of a Unix socket if it belongs to another user; "" if it belongs to this user.
 std::string other_user(int fd);
 

@@ -19,8 +19,8 @@ inline constexpr char kForm[8] = {'R', 'P', 'C', 'Z', 'M', 'Q', 0, 3};
 struct Greeting {
   char form[8];
   int32_t worker;
-  uint32_t unused;
-  uint64_t time;  // of the connection: nanoseconds since 1970, later than that of every earlier one of this process
+  uint32_t lane;  // 0 for the first connection of a link; the number of one that carries pieces only
+  uint64_t time;  // of the link: nanoseconds since 1970, later than that of every earlier one of this process
   char proof[kProofSize];
 };
 static_assert(sizeof(Greeting) == 56);

@@ -72,7 +72,9 @@ void Listener::forget(int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   answers_.erase(peer);
   for (const Caller& caller : callers_[peer]) {
-    caller.stream->forget("worker " + std::to_string(peer) + " has left the group");
+    for (const auto& stream : caller.streams()) {
+      stream->forget("worker " + std::to_string(peer) + " has left the group");
+    }
   }
 }
 
@@ -84,7 +86,9 @@ void Listener::reject(int peer, const std::string& reason) {
   }
   for (const Caller& caller : callers) {
     ++services_.of_streams.counters.rejected;
-    caller.stream->refuse(reason);
+    for (const auto& stream : caller.streams()) {
+      stream->refuse(reason);
+    }
   }
 }
 
@@ -99,7 +103,10 @@ std::vector<Listener::Caller> Listener::callers() const {
 
 void Listener::wait_until_sent(Clock::time_point deadline) {
   for (const Caller& caller : callers()) {
-    caller.stream->wait_until_sent(deadline);
+    caller.link->wait_until_taken(deadline);
+    for (const auto& stream : caller.streams()) {
+      stream->wait_until_sent(deadline);
+    }
   }
 }
 
@@ -119,7 +126,25 @@ void Listener::close(Clock::time_point deadline) {
     acceptor->stop();
   }
   for (const Caller& caller : left) {
-    caller.stream->close(deadline);
+    caller.close(deadline);
+  }
+}
+
+std::vector<std::shared_ptr<Stream>> Listener::Caller::streams() const {
+  std::vector<std::shared_ptr<Stream>> all = lanes;
+  all.push_back(stream);
+  return all;
+}
+
+void Listener::Caller::close(Clock::time_point deadline) const {
+  const std::vector<std::shared_ptr<Stream>> all = streams();
+  if (!lanes.empty()) {
+    for (const auto& each : all) {
+      each->drain(deadline);
+    }
+  }
+  for (const auto& each : all) {
+    each->close(deadline);
   }
 }
 
@@ -139,34 +164,65 @@ std::string Listener::answer_for(int worker) {
   return entry == answers_.end() ? "" : entry->second;
 }
 
+Listener::Caller* Listener::find(int worker, uint64_t time) {
+  const auto of_peer = callers_.find(worker);
+  if (of_peer == callers_.end()) {
+    return nullptr;
+  }
+  const auto entry = std::find_if(of_peer->second.begin(), of_peer->second.end(),
+                                  [&](const Caller& caller) { return caller.time == time; });
+  return entry == of_peer->second.end() ? nullptr : &*entry;
+}
+
+std::string Listener::refusal(const Greeting& greeting) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Caller* const caller = find(greeting.worker, greeting.time);
+  if (greeting.lane == 0) {
+    return caller == nullptr ? "" : "the connection is there already";
+  }
+  if (caller == nullptr) {
+    return "the connection to which this one belongs has ended";
+  }
+  // They are opened one after the other.
+  return greeting.lane == caller->lanes.size() + 1 && greeting.lane <= wire::kMaxLanes
+             ? ""
+             : "a connection for large messages has the wrong number";
+}
+
 void Listener::enter(std::unique_ptr<Channel> channel, const Greeting& greeting) {
   const int worker = greeting.worker;
   const uint64_t time = greeting.time;
-  auto stream = std::make_shared<Stream>(services_.of_streams, worker, std::move(channel),
-                                         [this, weak = weak_from_this(), worker, time](const std::string& reason) {
-                                           if (const auto self = weak.lock()) {
-                                             services_.of_streams.event_loop.post([this, weak, worker, time, reason] {
-                                               if (const auto listener = weak.lock()) {
-                                                 on_end(worker, time, reason);
-                                               }
-                                             });
-                                           }
-                                         });
+  const bool is_lane = greeting.lane != 0;
+  const auto on_stream_end = [this, weak = weak_from_this(), worker, time](const std::string& reason) {
+    if (const auto self = weak.lock()) {
+      services_.of_streams.event_loop.post([this, weak, worker, time, reason] {
+        if (const auto listener = weak.lock()) {
+          on_end(worker, time, reason);
+        }
+      });
+    }
+  };
+  std::shared_ptr<Link> link;
+  std::shared_ptr<Stream> stream;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_) {
+    Caller* const first = is_lane ? find(worker, time) : nullptr;
+    if (closed_ || (is_lane && first == nullptr)) {
       return;
     }
-    std::vector<Caller>& of_peer = callers_[worker];
-    if (of_peer.size() >= kMaxCallers) {
-      of_peer.front().stream->close(Clock::now());
-      of_peer.erase(of_peer.begin());
+    link = is_lane ? first->link : std::make_shared<Link>(services_.of_streams.settings.max_message);
+    stream = std::make_shared<Stream>(services_.of_streams, worker, std::move(channel), on_stream_end, link, is_lane);
+    if (is_lane) {
+      first->lanes.push_back(stream);
+    } else {
+      add({worker, time, link, stream, {}});
     }
-    const auto after =
-        std::find_if(of_peer.begin(), of_peer.end(), [&](const Caller& other) { return other.time > time; });
-    of_peer.insert(after, {worker, time, stream});
   }
   stream->start();
+  link->add(stream, is_lane);
+  if (is_lane) {
+    return;
+  }
   on_arrival_(worker);
   if (!ticking_) {
     ticking_ = true;
@@ -174,8 +230,20 @@ void Listener::enter(std::unique_ptr<Channel> channel, const Greeting& greeting)
   }
 }
 
+// Needs the lock.
+void Listener::add(Caller caller) {
+  std::vector<Caller>& of_peer = callers_[caller.worker];
+  if (of_peer.size() >= kMaxCallers) {
+    of_peer.front().close(Clock::now());
+    of_peer.erase(of_peer.begin());
+  }
+  const auto after =
+      std::find_if(of_peer.begin(), of_peer.end(), [&](const Caller& other) { return other.time > caller.time; });
+  of_peer.insert(after, std::move(caller));
+}
+
 void Listener::on_end(int worker, uint64_t time, const std::string& reason) {
-  std::shared_ptr<Stream> ended;
+  Caller ended;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<Caller>& of_peer = callers_[worker];
@@ -184,7 +252,7 @@ void Listener::on_end(int worker, uint64_t time, const std::string& reason) {
     if (entry == of_peer.end()) {
       return;
     }
-    ended = entry->stream;
+    ended = std::move(*entry);
     of_peer.erase(entry);
     if (of_peer.empty()) {
       callers_.erase(worker);
@@ -193,7 +261,7 @@ void Listener::on_end(int worker, uint64_t time, const std::string& reason) {
   if (!reason.empty()) {
     services_.callback_thread.report("worker " + std::to_string(worker) + ": " + reason);
   }
-  ended->close(Clock::now());
+  ended.close(Clock::now());
 }
 
 // Ends connections on which nothing arrives for too long.
@@ -207,7 +275,9 @@ void Listener::tick() {
   const Settings& settings = services_.of_streams.settings;
   const auto longest = std::chrono::milliseconds(milliseconds(settings.heartbeat_timeout));
   for (const Caller& caller : callers()) {
-    if (caller.stream->check_liveness() >= longest) {
+    const auto streams = caller.streams();
+    if (std::any_of(streams.begin(), streams.end(),
+                    [&](const auto& stream) { return stream->check_liveness() >= longest; })) {
       on_end(caller.worker, caller.time, kNoHeartbeat);
     }
   }

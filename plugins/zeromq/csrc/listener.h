@@ -46,9 +46,14 @@ class Listener final : public Acceptor::Owner, public std::enable_shared_from_th
  private:
   // A connection from a peer.
   struct Caller {
-    int worker;
-    uint64_t time;
+    int worker = -1;
+    uint64_t time = 0;
+    std::shared_ptr<Link> link;
     std::shared_ptr<Stream> stream;
+    std::vector<std::shared_ptr<Stream>> lanes;
+
+    std::vector<std::shared_ptr<Stream>> streams() const;
+    void close(Clock::time_point deadline) const;
   };
 
   // The file of a Unix socket.
@@ -59,7 +64,10 @@ class Listener final : public Acceptor::Owner, public std::enable_shared_from_th
   };
 
   std::string answer_for(int worker) override;
+  std::string refusal(const Greeting& greeting) override;
   void enter(std::unique_ptr<Channel> channel, const Greeting& greeting) override;
+  Caller* find(int worker, uint64_t time);
+  void add(Caller caller);
   void on_end(int worker, uint64_t time, const std::string& reason);
   void tick();
   std::vector<Caller> callers() const;

@@ -8,7 +8,7 @@
 #include <new>
 #include <utility>
 
-#include "rpc_backends_agents/blocks.h"
+#include "part_memory.h"
 
 namespace rpc_backends::zeromq {
 
@@ -16,8 +16,6 @@ using namespace wire;
 
 namespace {
 
-// Smaller parts of a message share one block of memory.
-constexpr size_t kShared = 4096;
 // Buffers that one read fills. A message with more parts needs several reads.
 constexpr size_t kMaxPlaces = 16;
 // Bytes of parts that one read takes. The kernel clears new memory while it reads, which can take long, and other
@@ -79,6 +77,8 @@ MessageReader::Outcome MessageReader::parse() {
     return parse_buffer();
   } catch (const std::bad_alloc&) {
     return malformed("not enough memory for a message");
+  } catch (const BadPiece& error) {
+    return malformed(error.what());
   }
 }
 
@@ -95,6 +95,12 @@ MessageReader::Outcome MessageReader::parse_buffer() {
         }
         break;
       }
+      case Stage::kPieceHead:
+        if (!take(&piece_, sizeof piece_)) {
+          return Outcome::kBlocked;
+        }
+        stage_ = Stage::kSizes;
+        break;
       case Stage::kSizes: {
         const size_t wanted = sizes_.size() * sizeof(uint64_t);
         const size_t now = std::min(wanted - sizes_read_, end_ - begin_);
@@ -103,7 +109,7 @@ MessageReader::Outcome MessageReader::parse_buffer() {
         if (sizes_read_ < wanted) {
           return Outcome::kBlocked;
         }
-        const Outcome outcome = begin_parts();
+        const Outcome outcome = is_piece_ ? begin_piece() : begin_parts();
         if (outcome != Outcome::kBlocked) {
           return outcome;
         }
@@ -146,6 +152,8 @@ MessageReader::Outcome MessageReader::begin() {
   offset_ = 0;
   switch (static_cast<Kind>(header.kind)) {
     case Kind::kMessage:
+    case Kind::kPiece:
+      is_piece_ = static_cast<Kind>(header.kind) == Kind::kPiece;
       return begin_message(header.count);
     case Kind::kRefusal:
       if (header.count > kLongestReason) {
@@ -168,34 +176,33 @@ MessageReader::Outcome MessageReader::begin_message(size_t count) {
   if (count > kMaxParts) {
     return malformed("a message has too many parts");
   }
+  if (is_piece_ && !assembly_) {
+    return malformed("a message is in pieces, and this connection takes none");
+  }
   sizes_.assign(count, 0);
   sizes_read_ = 0;
-  stage_ = Stage::kSizes;
+  stage_ = is_piece_ ? Stage::kPieceHead : Stage::kSizes;
   return Outcome::kBlocked;
 }
 
 // Allocates memory for each part.
 MessageReader::Outcome MessageReader::begin_parts() {
   uint64_t bytes = 0;
-  size_t shared = 0;
   for (const uint64_t size : sizes_) {
     if (size > max_message_ || (bytes += size) > max_message_) {
       return malformed("a message is larger than the " + std::to_string(max_message_) + "-byte limit");
     }
-    shared += size <= kShared ? aligned(size) : 0;
   }
-  const Part memory = take_block(shared);
-  auto* place = static_cast<char*>(const_cast<void*>(memory.data));
-  parts_.clear();
-  parts_.reserve(sizes_.size());
-  for (const uint64_t size : sizes_) {
-    if (size <= kShared) {
-      parts_.push_back({place, size, memory.owner});
-      place += aligned(size);
-    } else {
-      parts_.push_back(take_block(size));
-    }
-  }
+  parts_ = take_parts(sizes_);
+  part_ = 0;
+  offset_ = 0;
+  stage_ = Stage::kParts;
+  return Outcome::kBlocked;
+}
+
+// Gets the places for the bytes of a piece.
+MessageReader::Outcome MessageReader::begin_piece() {
+  parts_ = assembly_().begin(piece_, sizes_);
   part_ = 0;
   offset_ = 0;
   stage_ = Stage::kParts;
@@ -215,7 +222,16 @@ MessageReader::Outcome MessageReader::fill_parts() {
     offset_ = 0;
   }
   stage_ = Stage::kHeader;
-  return Outcome::kMessage;
+  return finish_parts();
+}
+
+MessageReader::Outcome MessageReader::finish_parts() {
+  if (!is_piece_) {
+    return Outcome::kMessage;
+  }
+  auto message = assembly_().finish(piece_.message);
+  parts_ = message ? std::move(*message) : Parts();
+  return message ? Outcome::kMessage : Outcome::kPart;
 }
 
 // Returns where the next bytes belong.

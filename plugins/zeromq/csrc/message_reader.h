@@ -1,6 +1,7 @@
 // Parses messages from a byte stream; see wire.h. All input is untrusted.
 //
 //   message   a header, the size of each part, then the parts; large parts are read directly to their place
+//   piece     a header, a head, sizes, then bytes that are read directly to their places in the message
 //   refusal   a header, a text
 //   ping, pong   a header
 #pragma once
@@ -9,9 +10,12 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "assembly.h"
 #include "channel.h"
 #include "rpc_backends_agents/transport.h"
 #include "wire.h"
@@ -23,7 +27,9 @@ inline constexpr const char* kNoHeartbeat = "no heartbeat";
 
 class MessageReader {
  public:
-  explicit MessageReader(uint64_t max_message) : max_message_(max_message) {}
+  // `assembly`: puts pieces together, and is called for when there is one; null if none may arrive.
+  explicit MessageReader(uint64_t max_message, std::function<Assembly&()> assembly = nullptr)
+      : max_message_(max_message), assembly_(std::move(assembly)) {}
 
   enum class Outcome {
     kBlocked,  // no more data for now
@@ -50,7 +56,7 @@ class MessageReader {
   bool is_in_message() const { return stage_ != Stage::kHeader; }
 
  private:
-  enum class Stage { kHeader, kSizes, kParts, kText };
+  enum class Stage { kHeader, kPieceHead, kSizes, kParts, kText };
 
   // Parses the buffer; returns kBlocked if it does not hold enough.
   Outcome parse();
@@ -60,16 +66,21 @@ class MessageReader {
   Outcome begin();
   Outcome begin_message(size_t count);
   Outcome begin_parts();
+  Outcome begin_piece();
+  Outcome finish_parts();
   Outcome fill_parts();
   Outcome malformed(const std::string& how);
   size_t list_places(iovec* places, size_t most);
   void advance(size_t size);
 
   const uint64_t max_message_;
+  const std::function<Assembly&()> assembly_;
   Stage stage_ = Stage::kHeader;
   std::vector<uint64_t> sizes_;
   size_t sizes_read_ = 0;  // bytes
-  Parts parts_;
+  bool is_piece_ = false;
+  wire::PieceHead piece_;
+  Parts parts_;        // of the message, or the places of the piece
   size_t part_ = 0;    // the part to fill next
   size_t offset_ = 0;  // within the part
   std::string text_;

@@ -21,6 +21,10 @@ struct Settings {
   double handshake_timeout = 0;
   // Whether both sides of a Unix socket must prove which worker they are.
   bool wants_proofs = false;
+  // Connections to each peer for large messages, in addition to the first one. There is one at most within a host, and
+  // on links with a shorter round trip than `long_link`, in seconds: several would only fill the queues on the way.
+  uint32_t bulk_connections = 1;
+  double long_link = 0;
 
   bool encrypts() const { return !public_key.empty(); }
 };
@@ -45,6 +49,7 @@ inline int milliseconds(double seconds) {
 struct Counters {
   std::atomic<uint64_t> messages_sent{0}, messages_received{0};
   std::atomic<uint64_t> connections{0};  // opened by this worker
+  std::atomic<uint64_t> bulk_pieces{0};  // sent on connections for large messages
   std::atomic<uint64_t> lost{0}, found{0};
   std::atomic<uint64_t> refused{0};     // connections refused for a wrong identity
   std::atomic<uint64_t> handshakes{0};  // handshakes that failed for other reasons

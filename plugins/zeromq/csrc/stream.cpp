@@ -28,14 +28,20 @@ constexpr int kBatch = 32;
 constexpr size_t kBatchBytes = 1 << 22;
 // Buffers that one call writes.
 constexpr size_t kMaxPlaces = 64;
+// Bytes of a piece of a large message. On the first connection of a link, small messages wait for one.
+constexpr size_t kPiece = size_t{512} << 10;
+constexpr size_t kPieceOnFirst = size_t{64} << 10;
 
-std::vector<char> head_of(Kind kind, size_t count, size_t more) {
-  Header header;
-  header.kind = static_cast<uint8_t>(kind);
-  header.count = static_cast<uint32_t>(count);
-  std::vector<char> head(sizeof header + more);
-  std::memcpy(head.data(), &header, sizeof header);
-  return head;
+// Returns a message with its header and the sizes of its parts.
+Outgoing pack(Parts parts) {
+  Outgoing message{head_of(Kind::kMessage, parts.size(), parts.size() * sizeof(uint64_t)), std::move(parts)};
+  char* field = message.head.data() + sizeof(Header);
+  for (const Part& part : message.parts) {
+    const uint64_t size = part.size;
+    std::memcpy(field, &size, sizeof size);
+    field += sizeof size;
+  }
+  return message;
 }
 
 Clock::duration duration_of(double seconds) {
@@ -45,12 +51,15 @@ Clock::duration duration_of(double seconds) {
 }  // namespace
 
 Stream::Stream(const Services& services, int peer, std::unique_ptr<Channel> channel,
-               std::function<void(const std::string&)> on_end)
+               std::function<void(const std::string&)> on_end, std::shared_ptr<Link> link, bool is_lane)
     : services_(services),
       peer_(peer),
       channel_(std::move(channel)),
+      link_(std::move(link)),
+      is_lane_(is_lane),
       on_end_(std::move(on_end)),
-      reader_(services.settings.max_message),
+      reader_(services.settings.max_message,
+              link_ ? [of = link_.get()]() -> Assembly& { return of->assembly(); } : std::function<Assembly&()>()),
       last_activity_(Clock::now()) {}
 
 Stream::~Stream() {
@@ -83,25 +92,25 @@ void Stream::start() {
 // --- writing ----------------------------------------------------------------------------------------
 
 bool Stream::send(Parts parts) {
+  if (check(parts) >= kLarge && link_) {
+    services_.releaser.hold(parts);
+    return link_->send(std::move(parts));
+  }
   return post(pack(std::move(parts)));
 }
 
-Stream::Outgoing Stream::pack(Parts parts) const {
+// Returns the bytes of a message that may be sent, and copies parts that nothing keeps alive.
+uint64_t Stream::check(Parts& parts) const {
   if (parts.size() > kMaxParts) {
     throw TransportError("a message of " + std::to_string(parts.size()) + " parts cannot be sent; " +
                          std::to_string(kMaxParts) + " is the limit");
   }
-  Outgoing message{head_of(Kind::kMessage, parts.size(), parts.size() * sizeof(uint64_t)), std::move(parts)};
-  char* field = message.head.data() + sizeof(Header);
   uint64_t bytes = 0;
-  for (Part& part : message.parts) {
-    const uint64_t size = part.size;
-    bytes += size;
-    std::memcpy(field, &size, sizeof size);
-    field += sizeof size;
-    if (!part.owner && size > 0) {  // nothing keeps it alive
-      const Part copied = take_block(size);
-      std::memcpy(const_cast<void*>(copied.data), part.data, size);
+  for (Part& part : parts) {
+    bytes += part.size;
+    if (!part.owner && part.size > 0) {
+      const Part copied = take_block(part.size);
+      std::memcpy(const_cast<void*>(copied.data), part.data, part.size);
       part = copied;
     }
   }
@@ -109,7 +118,24 @@ Stream::Outgoing Stream::pack(Parts parts) const {
     throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " +
                          std::to_string(services_.settings.max_message) + " that a message may have");
   }
-  return message;
+  return bytes;
+}
+
+// Whether this connection carries the pieces of large messages now.
+bool Stream::may_take() const {
+  return link_ && (is_lane_ || !link_->has_lanes());
+}
+
+// Whether there is something to write. Needs the lock for writing.
+bool Stream::has_more() {
+  if (queue_.empty() && may_take()) {
+    Outgoing piece;
+    if (link_->take(is_lane_ ? kPiece : kPieceOnFirst, piece)) {
+      queue_.push_back(std::move(piece));
+      services_.counters.bulk_pieces += is_lane_ ? 1 : 0;
+    }
+  }
+  return !queue_.empty();
 }
 
 // Returns false if the stream is closed. Write errors are ignored here, because the reader sees the connection end.
@@ -145,13 +171,12 @@ bool Stream::post_control(Outgoing message) {
   return post(std::move(message));
 }
 
-// The socket has room again; on the writer's thread.
 void Stream::flush() {
   std::deque<Outgoing> sent;
   Lock lock(writing_);
   if (busy_) {
     again_ = true;
-  } else {
+  } else if (started_) {
     write_queue(lock, kBatch, sent);
   }
 }
@@ -177,7 +202,7 @@ void Stream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
   std::optional<Busy> busy(std::in_place, *this, lock);
   size_t bytes = 0;
   const auto is_full = [&] { return sent.size() >= most || bytes >= kBatchBytes; };
-  while (!queue_.empty() && !closed_ && !is_full()) {
+  while (!closed_ && !is_full() && has_more()) {
     Outgoing& first = queue_.front();
     again_ = false;
     lock.unlock();
@@ -202,7 +227,7 @@ void Stream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
     }
   }
   busy.reset();
-  if (!queue_.empty() && is_full() && !closed_) {
+  if (is_full() && !closed_ && (!queue_.empty() || (may_take() && !link_->is_empty()))) {
     services_.writer.post([weak = weak_from_this()] {
       if (const auto stream = weak.lock()) {
         stream->flush();
@@ -255,6 +280,9 @@ void Stream::abandon() {
   const Lock lock(writing_);
   abandoned_ = true;
   written_.notify_all();
+  if (link_ && !is_lane_) {
+    link_->abandon();
+  }
 }
 
 void Stream::refuse(const std::string& reason) {
@@ -396,28 +424,45 @@ void Stream::report_end(const std::string& reason) {
   std::call_once(told_, [&] { on_end_(reason); });
 }
 
+// Needs the lock for writing.
+void Stream::write_rest(Lock& lock, Clock::time_point deadline, std::deque<Outgoing>& left) {
+  written_.wait(lock, [this] { return !busy_; });
+  while (started_ && !closed_ && Clock::now() < deadline && has_more()) {
+    const Written written = write(queue_.front());
+    if (written == Written::kAll) {
+      left.push_back(std::move(queue_.front()));
+      queue_.pop_front();
+      continue;
+    }
+    if (written == Written::kFailed) {
+      break;
+    }
+    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    pollfd room{fd(), POLLOUT, 0};
+    ::poll(&room, 1, static_cast<int>(std::clamp<int64_t>(wait, 0, 1 << 30)));
+  }
+}
+
+void Stream::drain(Clock::time_point deadline) {
+  std::deque<Outgoing> left;  // destroyed without the lock
+  {
+    Lock lock(writing_);
+    write_rest(lock, deadline, left);
+    if (!started_ || closed_) {
+      return;
+    }
+  }
+  wait_until_arrived(deadline);
+}
+
 void Stream::close(Clock::time_point deadline) {
   std::deque<Outgoing> left;  // destroyed without the lock
   {
-    std::unique_lock<std::mutex> lock(writing_);
+    Lock lock(writing_);
     if (closed_) {
       return;
     }
-    written_.wait(lock, [this] { return !busy_; });
-    while (started_ && !queue_.empty() && Clock::now() < deadline) {
-      const Written written = write(queue_.front());
-      if (written == Written::kAll) {
-        left.push_back(std::move(queue_.front()));
-        queue_.pop_front();
-        continue;
-      }
-      if (written == Written::kFailed) {
-        break;
-      }
-      const auto wait = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-      pollfd room{fd(), POLLOUT, 0};
-      ::poll(&room, 1, static_cast<int>(std::clamp<int64_t>(wait, 0, 1 << 30)));
-    }
+    write_rest(lock, deadline, left);
     closed_ = true;
     for (Outgoing& message : queue_) {
       left.push_back(std::move(message));
@@ -427,7 +472,13 @@ void Stream::close(Clock::time_point deadline) {
       services_.writer.unwatch(watch_, fd());
     }
   }
-  finish(deadline);
+  if (link_ && !is_lane_) {
+    link_->close();
+  }
+  if (Clock::now() < deadline && !is_unix_socket(fd())) {
+    channel_->finish();
+  }
+  wait_until_arrived(deadline);
   std::lock_guard<std::mutex> lock(reading_);
   if (source_ != 0) {
     services_.inbox.remove(source_, fd());
@@ -442,11 +493,10 @@ void Stream::close(Clock::time_point deadline) {
 
 // Waits until the host of the other side has what was sent. To close a TCP connection on which data has arrived that
 // was not read resets it, and then the system drops what it has not sent yet. A Unix socket passes data on at once.
-void Stream::finish(Clock::time_point deadline) {
+void Stream::wait_until_arrived(Clock::time_point deadline) const {
   if (Clock::now() >= deadline || is_unix_socket(fd())) {
     return;
   }
-  channel_->finish();
   for (int left = 0; ::ioctl(fd(), SIOCOUTQ, &left) == 0 && left > 0 && Clock::now() < deadline;) {
     pollfd none{fd(), 0, 0};  // an error ends the wait
     if (::poll(&none, 1, 1) != 0) {

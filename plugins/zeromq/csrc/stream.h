@@ -14,7 +14,9 @@
 #include "channel.h"
 #include "event_loop.h"
 #include "inbox.h"
+#include "link.h"
 #include "message_reader.h"
+#include "outgoing.h"
 #include "rpc_backends_agents/releaser.h"
 #include "settings.h"
 #include "tls.h"
@@ -34,9 +36,10 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   };
 
   // `on_end`: called once, on any thread, with the reason when no more data will arrive; "" if the other side
-  // closed the connection.
+  // closed the connection. `link`: null if the connection is alone; then large messages are not cut. `is_lane`:
+  // whether it carries pieces only.
   Stream(const Services& services, int peer, std::unique_ptr<Channel> channel,
-         std::function<void(const std::string&)> on_end);
+         std::function<void(const std::string&)> on_end, std::shared_ptr<Link> link = nullptr, bool is_lane = false);
   ~Stream() override;
 
   // Starts to read, and to write queued messages.
@@ -50,6 +53,9 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   // Refuses the next message from the other side for this reason, and continues to send.
   void forget(const std::string& reason);
 
+  // Writes what the socket takes.
+  void flush();
+
   // Waits, at most until `deadline`, until no message is queued, or none will be sent.
   void wait_until_sent(Clock::time_point deadline);
   // The stream will never start.
@@ -59,6 +65,10 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   // nothing has arrived from it, and it has read nothing of a message. Call it on the event loop's thread.
   Clock::duration check_liveness();
 
+  // Sends queued messages until `deadline`, and waits until the host of the other side has them. The other side reads
+  // everything that has arrived when the first connection of a link ends, so all are drained before one is closed.
+  void drain(Clock::time_point deadline);
+
   // Reads what has arrived, and closes. Queued messages are sent until `deadline`.
   void close(Clock::time_point deadline);
 
@@ -67,21 +77,14 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   void pump() override;
 
  private:
-  // An outgoing message: its header and sizes, then its parts.
-  struct Outgoing {
-    std::vector<char> head;
-    Parts parts;
-    size_t at = 0;      // 0 is the head; the parts follow
-    size_t offset = 0;  // within the head or part
-  };
-
   enum class Written { kAll, kSome, kFailed };
   using Lock = std::unique_lock<std::mutex>;
 
-  Outgoing pack(Parts parts) const;
+  uint64_t check(Parts& parts) const;
   bool post(Outgoing message);
   bool post_control(Outgoing message);
-  void flush();
+  bool may_take() const;
+  bool has_more();
   void write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent);
   Written write(Outgoing& message);
   void read_batch();
@@ -89,11 +92,14 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   bool is_unread();
   bool has_been_read();
   void report_end(const std::string& reason);
-  void finish(Clock::time_point deadline);
+  void write_rest(Lock& lock, Clock::time_point deadline, std::deque<Outgoing>& left);
+  void wait_until_arrived(Clock::time_point deadline) const;
 
   const Services services_;
   const int peer_;
   const std::unique_ptr<Channel> channel_;
+  const std::shared_ptr<Link> link_;
+  const bool is_lane_;
   std::function<void(const std::string&)> on_end_;
   std::once_flag told_;
 

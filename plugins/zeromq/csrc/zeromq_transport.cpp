@@ -29,6 +29,10 @@ Settings checked(Settings settings) {
   if (settings.max_message == 0 || settings.max_message > most) {
     throw TransportError("max_message must be from 1 to 2**61 bytes, not " + std::to_string(settings.max_message));
   }
+  if (settings.bulk_connections > wire::kMaxLanes) {
+    throw TransportError("bulk_connections must be at most " + std::to_string(wire::kMaxLanes) + ", not " +
+                         std::to_string(settings.bulk_connections));
+  }
   return settings;
 }
 
@@ -191,6 +195,7 @@ Metrics ZeroMQTransport::metrics() const {
   return {
       {"zeromq.openssl", OpenSSL_version(OPENSSL_VERSION_STRING)},
       {"zeromq.connections", text(counters_->connections)},
+      {"zeromq.bulk_pieces", text(counters_->bulk_pieces)},
       {"zeromq.messages_sent", text(counters_->messages_sent)},
       {"zeromq.messages_received", text(counters_->messages_received)},
       {"zeromq.peers_lost", text(counters_->lost)},

@@ -14,7 +14,9 @@ EarlyDeletions::Creation::Creation(std::shared_ptr<EarlyDeletions> deletions, co
                                    const ForkId& forked)
     : id(created), fork(forked), deletions_(std::move(deletions)) {
   const std::lock_guard<std::mutex> lock(deletions_->mutex_);
-  ++deletions_->entries_[fork].creations;
+  Entry& entry = deletions_->entries_[fork];
+  ++entry.creations;
+  entry.is_deleted = entry.is_deleted || deletions_->kept_.count(fork) > 0;
 }
 
 EarlyDeletions::Creation::~Creation() {
@@ -44,14 +46,20 @@ void EarlyDeletions::note(const rpc::Message& request) {
     return;
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (entries_.empty()) {
-    return;
-  }
   // torch answers a request that it cannot read with an error.
   (void)error_in([&] {
-    const auto entry = entries_.find(rpc::RRefUserDelete::fromMessage(request)->forkId());
-    if (entry != entries_.end()) {
+    const ForkId fork = rpc::RRefUserDelete::fromMessage(request)->forkId();
+    if (const auto entry = entries_.find(fork); entry != entries_.end()) {
       entry->second.is_deleted = true;
+      return;
+    }
+    if (!kept_.insert(fork).second) {
+      return;
+    }
+    kept_order_.push_back(fork);
+    if (kept_order_.size() > kMostKept) {
+      kept_.erase(kept_order_.front());
+      kept_order_.pop_front();
     }
   });
 }

@@ -1,15 +1,18 @@
 // Deletions of RRefs that arrive before torch knows the RRefs. When rpc.remote() has timed out, its caller deletes the
 // RRef, but the owner enters it only when the function has ended. torch ignores a deletion before that, keeps the
-// value, and waits for the deletion in shutdown(). So such a deletion is done again after the function.
+// value, and waits for the deletion in shutdown(). So such a deletion is done again after the function. A deletion may
+// also overtake the request itself if that is large.
 #pragma once
 
 #include <torch/csrc/distributed/rpc/message.h>
 #include <torch/csrc/distributed/rpc/request_callback.h>
 #include <torch/csrc/distributed/rpc/types.h>
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace rpc_backends {
 
@@ -45,6 +48,9 @@ class EarlyDeletions : public std::enable_shared_from_this<EarlyDeletions> {
   void note(const torch::distributed::rpc::Message& request);
 
  private:
+  // Most deletions are of RRefs that torch has entered; which ones cannot be asked. So the last ones are kept.
+  static constexpr size_t kMostKept = 16384;
+
   struct Entry {
     int creations = 0;  // more than one if the request was repeated
     bool is_deleted = false;
@@ -53,6 +59,8 @@ class EarlyDeletions : public std::enable_shared_from_this<EarlyDeletions> {
   const std::shared_ptr<const RequestCallback> callback_;
   std::mutex mutex_;
   std::unordered_map<ForkId, Entry, ForkId::Hash> entries_;
+  std::unordered_set<ForkId, ForkId::Hash> kept_;  // deletions without an entry
+  std::deque<ForkId> kept_order_;
 };
 
 }  // namespace rpc_backends

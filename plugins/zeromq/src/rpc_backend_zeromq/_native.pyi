@@ -26,6 +26,10 @@ class Transport:
     :param handshake_timeout: seconds to connect, and as many seconds again to authenticate.
     :param wants_proofs: whether both sides of a Unix socket must prove which worker they are. Both are
         always processes of this user.
+    :param bulk_connections: connections to each peer over TCP for messages of 64 KiB or more, from 0 to
+        16, in addition to the first one, which carries these too if there are none. Over a Unix socket
+        there is one at most.
+    :param long_link: the round trip time in seconds below which a peer gets one such connection at most.
     :param on_unknown_key: called when a process connects with an unknown public key (Z85) or Unix socket
         proof. Its arguments are the key or proof and the seconds since the process connected. It returns
         the id of the worker with that key, or None to refuse. An exception is written to stderr, and the
@@ -49,6 +53,8 @@ class Transport:
         heartbeat_timeout: float,
         handshake_timeout: float,
         wants_proofs: bool = False,
+        bulk_connections: int = 1,
+        long_link: float = 0.0,
         on_unknown_key: Callable[[bytes, float], int | None] | None = None,
         on_refused: Callable[[str], object] | None = None,
     ) -> None: ...
@@ -88,6 +94,9 @@ class Transport:
 
     def send(self, peer: int, parts: Iterable[Buffer], reply: bool) -> None:
         """Send a message; for tests. The buffers must not change until the message is sent.
+
+        Messages of fewer than 64 KiB that one thread sends to a peer arrive in the order in which they
+        were sent. Larger ones may arrive later than messages sent after them.
 
         :raises TransportError: the peer is unknown or lost.
         """

@@ -8,8 +8,9 @@ from pathlib import Path
 
 logger = logging.getLogger("rpc_backends.zeromq")
 
-#: Per peer: one for the connection to it, one for its connection to us.
-PER_PEER = 2
+#: Per peer: two for the connections to it (small and large messages), and two for its connections to us.
+#: On links with long delays more are used, but such groups are small.
+PER_PEER = 4
 #: Descriptors that incoming connections leave to the program; Acceptor::kSpare in csrc.
 SPARE = 32
 

@@ -23,6 +23,8 @@ BACKEND = "ZEROMQ"
 #: The number of heartbeats that are sent in the time after which a peer without one is lost.
 HEARTBEATS = 6
 _INTERVAL = seconds(0.1, 6553)
+#: The most connections to one peer for large messages; kMaxLanes in csrc.
+MOST_BULK_CONNECTIONS = 16
 
 
 def _address(checks: OptionChecks, name: str, value: object) -> str:
@@ -63,6 +65,24 @@ def _read_ports(variable: str, value: str) -> Ports:
             f"{variable}={value!r} is neither a port nor a range of ports. Example: {variable}=5000-5100"
         )
     return parsed
+
+
+def _bulk_connections(checks: OptionChecks, name: str, value: Any) -> int:
+    number = checks.integer(name, value)
+    if number > MOST_BULK_CONNECTIONS:
+        raise ValueError(
+            f"{name}={number} is out of range; ZEROMQ needs a number from 1 to "
+            f"{MOST_BULK_CONNECTIONS}."
+        )
+    return number
+
+
+def _read_bulk_connections(variable: str, value: str) -> int:
+    if not (value.isdecimal() and 1 <= int(value) <= MOST_BULK_CONNECTIONS):
+        raise SettingError(
+            f"{variable}={value!r} is not a number from 1 to {MOST_BULK_CONNECTIONS}."
+        )
+    return int(value)
 
 
 def _heartbeat(checks: OptionChecks, name: str, value: Any) -> Any:
@@ -130,6 +150,18 @@ class ZeroMQRpcBackendOptions(GuardedOptions):
         "requires them, and ``init_rpc`` fails without; False uses TCP; None uses them where possible, "
         "unless "
         "``encryption`` is True",
+    )
+    bulk_connections: VariableOption[int] = VariableOption(
+        Kind(
+            _bulk_connections,
+            f"a number, from 1 to {MOST_BULK_CONNECTIONS}",
+            _read_bulk_connections,
+        ),
+        default=4,
+        meaning="connections for messages of 64 KiB or more to each worker with a round trip of 5 ms or "
+        "more, in addition to the one for small messages. With a shorter one, and within a host, there "
+        "is one such connection",
+        native=True,
     )
     heartbeat: Option[float, float | None] = Option(
         Kind(_heartbeat, _INTERVAL.values),

@@ -24,6 +24,10 @@ from rpc_backends_core.spi import at_exit
 
 logger = variables.logger_of(BACKEND)
 
+#: A round trip in seconds from which several ``bulk_connections`` are used. 600 KB are on their way then
+#: at 1 Gbit/s, for which one connection of TCP needs several round trips to start.
+LONG_LINK = 0.005
+
 
 class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
     """Carries the messages of one worker over TCP and Unix sockets.
@@ -54,6 +58,7 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
             fips=self._settings.fips,
             handshake_timeout=HANDSHAKE_TIMEOUT,
             wants_proofs=True,
+            long_link=LONG_LINK,
             on_unknown_key=self._admission_control.whose,
             on_refused=self._admission_control.refused,
             **self._options.native(),

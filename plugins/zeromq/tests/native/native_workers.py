@@ -126,15 +126,51 @@ VERSION = 3
 ANSWER_SIZE = 48
 
 
-def greeting(worker: int, proof: bytes = b"", *, form: bytes = FORM) -> bytes:
-    """Return the greeting of a worker that connects."""
-    return form + struct.pack("<iIQ", worker, 0, time.time_ns()) + proof.ljust(32, b"\0")
+def greeting(
+    worker: int,
+    proof: bytes = b"",
+    *,
+    form: bytes = FORM,
+    lane: int = 0,
+    time_ns: int | None = None,
+) -> bytes:
+    """Return the greeting of a worker that connects.
+
+    :param lane: the number of a connection for pieces of large messages.
+    :param time_ns: the time of the first connection; None for now.
+    """
+    at = time.time_ns() if time_ns is None else time_ns
+    return form + struct.pack("<iIQ", worker, lane, at) + proof.ljust(32, b"\0")
 
 
 def message(*sizes: int, kind: int = 1, version: int = VERSION, count: int | None = None) -> bytes:
     """Return the start of a message: its header and the sizes of its parts."""
     number = len(sizes) if count is None else count
     return struct.pack(f"<BBHI{len(sizes)}Q", kind, version, 0, number, *sizes)
+
+
+def piece(
+    number: int,
+    total: int,
+    sizes: list[int],
+    size: int,
+    *,
+    first: int = 0,
+    offset: int = 0,
+    parts: int = 0,
+) -> bytes:
+    """Return the start of a piece of a large message: its header, its head and the sizes of its parts.
+
+    :param number: of the message; ``total``: bytes of the message; ``size``: bytes of the piece.
+    :param first: the part that has the first byte, which is at ``offset`` in it.
+    :param parts: the number of parts of the message; 0 for those of the piece.
+    """
+    head = struct.pack("<QQIIQQ", number, total, parts or len(sizes), first, offset, size)
+    return (
+        struct.pack("<BBHI", 5, VERSION, 0, len(sizes))
+        + head
+        + struct.pack(f"<{len(sizes)}Q", *sizes)
+    )
 
 
 def tls_client(secret_key: bytes) -> ssl.SSLContext:

@@ -118,10 +118,11 @@ def test_a_message_of_64_mib_arrives_between_others(pair: tuple[Worker, Worker])
     large = os.urandom(64 << 20)
     zero.send(1, b"before", large, b"after")
     zero.send(1, b"next")
-    peer, parts = one.message()
+    messages = sorted((one.message() for _ in range(2)), key=lambda message: len(message[1]))
+    assert messages[0] == (0, [b"next"])
+    peer, parts = messages[1]
     assert (peer, [len(part) for part in parts]) == (0, [6, 64 << 20, 5])
     assert hashlib.sha256(parts[1]).digest() == hashlib.sha256(large).digest()
-    assert one.message() == (0, [b"next"])
 
 
 def test_memory_is_reused_once_it_is_released(pair: tuple[Worker, Worker]) -> None:
@@ -187,7 +188,7 @@ def test_an_oversized_message_is_refused_by_its_sender(make: MakeWorker) -> None
 def test_messages_of_many_senders_arrive_once(
     make: MakeWorker, encrypted: bool, receivers: int
 ) -> None:
-    """Each message arrives once; a single receiver gets the messages of each thread in order."""
+    """Each message arrives once; a single receiver gets the small ones of each thread in order."""
     senders, threads, count = 3, 3, 300
     target = make(0, encrypted).listen("tcp://127.0.0.1:*")
     others = [make(n, encrypted).listen("tcp://127.0.0.1:*") for n in range(1, senders + 1)]
@@ -227,7 +228,9 @@ def test_messages_of_many_senders_arrive_once(
     if receivers == 1:
         for worker in range(1, senders + 1):
             for thread in range(threads):
-                numbers = [n for w, t, n in received[0] if (w, t) == (worker, thread)]
+                numbers = [
+                    n for w, t, n in received[0] if (w, t) == (worker, thread) and n % 100 != 50
+                ]
                 assert numbers == sorted(numbers)
 
 

@@ -28,8 +28,7 @@ class ClosingTests:
                 sent = [message(place, sizes) for place in range(count)]
                 zero.send_all(1, sent)
                 zero.close(20.0, seconds=10.0)
-                for parts in sent:
-                    one.expect(zero, parts)
+                one.expect_all(zero, sent)
 
     def test_close_flushes_replies(self, transports: Workers) -> None:
         """`close(linger)` waits until sent replies have left, too."""
@@ -41,8 +40,7 @@ class ClosingTests:
             sent = [message(place, [200_000]) for place in range(20)]
             one.send_all(0, sent, reply=True)
             one.close(20.0, seconds=10.0)
-            for parts in sent:
-                zero.expect(one, parts, reply=True)
+            zero.expect_all(one, sent, reply=True)
 
     def test_close_does_not_wait_for_nothing(self, transports: Workers) -> None:
         """`close(linger)` returns as soon as all messages have left, before `linger` is over."""

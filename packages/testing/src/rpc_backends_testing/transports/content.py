@@ -13,12 +13,20 @@ SIZES = sorted(
 #: Numbers of parts. One system call takes up to 1024 buffers.
 COUNTS = (0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 4097)
 
+#: A message of this many bytes is large: it may arrive later than messages that are sent after it.
+LARGE = 64 << 10
+
 Parts = list[bytes]
 
 
 def message(seed: object, sizes: Iterable[int]) -> Parts:
     """Return parts of these sizes; their bytes differ from part to part, and from seed to seed."""
     return [random.Random(f"{seed}/{place}").randbytes(size) for place, size in enumerate(sizes)]
+
+
+def is_large(parts: Sequence[bytes]) -> bool:
+    """Return whether later messages may overtake this one."""
+    return sum(map(len, parts)) >= LARGE
 
 
 def shown(parts: Sequence[bytes]) -> str:

@@ -87,8 +87,7 @@ class ThreadTests:
                 zero.expect(two, message(place, [7]), reply=True)
             one.inbox.unblock()
             one.expect(zero, [b"held"])
-            for parts in much:
-                one.expect(zero, parts)
+            one.expect_all(zero, much)
             if not sending.wait(transports.limits.seconds):
                 raise zero.deviation(
                     sending.text, "returns once worker1 takes messages", "it waits"

@@ -11,7 +11,7 @@ from typing import Any
 
 from rpc_backends_testing.deviations import DeviationError, deviate
 from rpc_backends_testing.transports import resources
-from rpc_backends_testing.transports.content import Parts, difference, shown
+from rpc_backends_testing.transports.content import Parts, difference, is_large, shown
 from rpc_backends_testing.transports.inbox import Event, Inbox
 from rpc_backends_testing.transports.limits import Limits
 from rpc_backends_testing.transports.second_process import RemoteTransport, SecondProcess, in_python
@@ -173,6 +173,28 @@ class Worker:
         differs = difference(list(parts), event.parts)
         if differs is not None:
             raise deviate(call, wanted, f"it gets deliver({sender.id}, {differs})")
+
+    def expect_all(
+        self, sender: Worker, messages: Sequence[Sequence[bytes]], *, reply: bool = False
+    ) -> None:
+        """Check that the next messages are these: small ones in order, large ones at any time."""
+        awaited = list(messages)
+        while awaited:
+            small = next((parts for parts in awaited if not is_large(parts)), None)
+            large = [parts for parts in awaited if is_large(parts)]
+            if small is not None and not large:
+                self.expect(sender, small, reply=reply)
+                awaited.remove(small)
+                continue
+            got = self.receive(sender.id, sender.called(_send(self.id, awaited[0], reply)))
+            match = next((parts for parts in [small, *large] if parts == got), None)
+            if match is None:
+                raise deviate(
+                    sender.called(_send(self.id, awaited[0], reply)),
+                    f"{self._inbox()} gets deliver({sender.id}, {shown(awaited[0])}), as it was sent",
+                    f"it gets deliver({sender.id}, {difference(list(awaited[0]), got)})",
+                )
+            awaited.remove(match)
 
     def expect_lost(self, peer: int, after: str) -> None:
         """Check that the loss of ``peer`` is reported, with a reason.

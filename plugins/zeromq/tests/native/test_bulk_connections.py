@@ -1,0 +1,231 @@
+"""Large messages have connections of their own: small ones pass them, and they may use several."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from native_workers import Intruder, Worker, eventually, greeting, message, piece
+
+MakeWorker = Callable[..., Worker]
+MIB = 1 << 20
+#: More than all sockets between two workers take.
+LARGE = 48 * MIB
+
+
+class Relay:
+    """Passes the bytes of connections on to a worker. Each connection can be held."""
+
+    def __init__(self, target: Worker) -> None:
+        self._port = int(target.endpoint.rpartition(":")[2])
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
+        #: Set for each connection, in the order in which they were made, while it passes bytes on.
+        self.passing: list[threading.Event] = []
+        self._sockets: list[list[socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._port))
+            passing = threading.Event()
+            passing.set()
+            self.passing.append(passing)
+            self._sockets.append([near, far])
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(
+                    target=self._pass_on, args=(source, target, passing), daemon=True
+                ).start()
+
+    def _pass_on(
+        self, source: socket.socket, target: socket.socket, passing: threading.Event
+    ) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                passing.wait()
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def cut(self, number: int) -> None:
+        """End a connection on both sides."""
+        for end in self._sockets[number]:
+            end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End everything."""
+        self._listening.close()
+        for number, passing in enumerate(self.passing):
+            passing.set()
+            for end in self._sockets[number]:
+                end.close()
+
+
+@pytest.fixture
+def relayed(make: MakeWorker, encrypted: bool) -> Iterator[tuple[Worker, Worker, Relay]]:
+    """Yield two workers, and the relay through which the first calls the other; a lane is up."""
+    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    relay = Relay(one)
+    zero.transport.learn(1, relay.endpoint, one.key)
+    one.learn(zero)
+    zero.send(1, bytes(MIB))
+    assert one.message() == (0, [bytes(MIB)])
+    # Each side knows that the second connection is up once pieces have passed it in its direction.
+    eventually(lambda: _passes(zero, one) and _passes(one, zero, reply=True), "a bulk connection")
+    yield zero, one, relay
+    relay.close()
+
+
+def _passes(sender: Worker, receiver: Worker, *, reply: bool = False) -> bool:
+    """Send a large message; return whether large ones take the second connection by now."""
+    sender.send(receiver.id, bytes(MIB), reply=reply)
+    receiver.message()
+    return sender.metric("bulk_pieces") > 0
+
+
+@pytest.mark.parametrize("reply", [False, True], ids=["request", "reply"])
+def test_a_small_message_arrives_while_a_large_one_has_not(
+    relayed: tuple[Worker, Worker, Relay], reply: bool
+) -> None:
+    zero, one, relay = relayed
+    sender, receiver = (one, zero) if reply else (zero, one)
+    relay.passing[1].clear()
+    large = os.urandom(LARGE)
+    sender.send(receiver.id, large, reply=reply)
+    for number in range(100):
+        sender.send(receiver.id, b"small %d" % number, reply=reply)
+        assert receiver.message() == (sender.id, [b"small %d" % number])
+    relay.passing[1].set()
+    _, parts = receiver.message()
+    assert hashlib.sha256(parts[0]).digest() == hashlib.sha256(large).digest()
+
+
+def test_a_worker_whose_bulk_connection_ends_is_lost(
+    relayed: tuple[Worker, Worker, Relay],
+) -> None:
+    zero, one, relay = relayed
+    relay.passing[1].clear()
+    zero.send(1, bytes(LARGE))
+    relay.cut(1)
+    assert "connection reset by" in zero.lost()
+    zero.next("found")
+    zero.send(1, b"again")
+    assert one.message() == (0, [b"again"])
+
+
+@pytest.mark.parametrize("connections", [0, 1, 4, 16])
+def test_large_messages_arrive_over_any_number_of_connections(
+    make: MakeWorker, encrypted: bool, connections: int
+) -> None:
+    zero, one = (
+        make(n, encrypted, bulk_connections=connections).listen("tcp://127.0.0.1:*") for n in (0, 1)
+    )
+    zero.learn(one)
+    one.learn(zero)
+    sent = [
+        [os.urandom(size), b"", b"x", os.urandom(5 * MIB + 3)] for size in range(1, 3 * MIB, MIB)
+    ]
+    for parts in sent:
+        zero.send(1, *parts)
+    assert sorted(one.message()[1] for _ in sent) == sorted(sent)
+    eventually(lambda: zero.metric("connections") == 1 + connections, "connections")
+    for parts in sent:
+        one.send(0, *parts, reply=True)
+        zero.send(1, *parts)
+    assert sorted(one.message()[1] for _ in sent) == sorted(sent)
+    assert sorted(zero.message()[1] for _ in sent) == sorted(sent)
+    assert zero.metric("connections") == 1 + connections
+
+
+def test_close_sends_large_and_small_messages(
+    make: MakeWorker, encrypted: bool, where: Callable[[str], str]
+) -> None:
+    for medium in ("tcp", "ipc"):
+        zero, one = (make(n, encrypted, bulk_connections=3).listen(where(medium)) for n in (0, 1))
+        zero.learn(one)
+        one.learn(zero)
+        sent = [bytes([number]) * (MIB if number % 2 else 9) for number in range(20)]
+        for part in sent:
+            zero.send(1, part)
+        closing = threading.Thread(target=zero.transport.close, args=(20,))
+        closing.start()
+        assert sorted(one.message()[1][0] for _ in sent) == sorted(sent)
+        closing.join()
+
+
+def test_within_a_host_large_messages_have_one_connection(
+    make: MakeWorker, where: Callable[[str], str]
+) -> None:
+    zero, one = (make(n, bulk_connections=4).listen(where("ipc")) for n in (0, 1))
+    zero.learn(one)
+    zero.send(1, bytes(LARGE))
+    one.message()
+    eventually(lambda: zero.metric("connections") == 2, "a bulk connection")
+
+
+def test_a_bulk_connection_needs_the_first_one(make: MakeWorker, encrypted: bool) -> None:
+    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    zero.learn(one)
+    Intruder(zero, greeting(1, lane=1), one)
+    zero.log_line("the connection to which this one belongs has ended")
+
+
+def test_a_worker_takes_16_bulk_connections_of_a_peer(make: MakeWorker, encrypted: bool) -> None:
+    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    zero.learn(one)
+    at = time.time_ns()
+    first = Intruder(zero, greeting(1, time_ns=at), one).admitted()
+    lanes = [
+        Intruder(zero, greeting(1, lane=lane, time_ns=at), one).admitted() for lane in range(1, 17)
+    ]
+    for lane in (3, 17, 1 << 31):
+        Intruder(zero, greeting(1, lane=lane, time_ns=at), one)
+        zero.log_line("a connection for large messages has the wrong number")
+        zero.lines.clear()
+    lanes[5].send(message(5), b"hello")
+    assert zero.message() == (1, [b"hello"])
+    del first
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ([piece(0, 99, [99], 99, parts=2)], "a piece is too short"),
+        ([piece(0, 1 << 40, [1 << 40], 1 << 20)], "larger than the"),
+        ([piece(0, MIB, [2 * MIB], MIB)], "the sizes of a piece do not fit together"),
+        ([piece(0, MIB, [MIB], 2 * MIB)], "parts that its message has not"),
+        ([piece(0, MIB, [MIB], 64, offset=MIB)], "begins behind its part"),
+        ([piece(0, MIB, [9, MIB - 9], MIB, first=1, parts=2)], "parts that its message has not"),
+        (
+            [piece(0, MIB, [MIB], 1 << 16) + bytes(1 << 16), piece(0, MIB, [MIB], 1 << 16)],
+            "a piece came twice",
+        ),
+        (
+            [piece(0, MIB, [MIB], 1 << 16) + bytes(1 << 16), piece(0, 2 * MIB, [MIB], 1 << 16)],
+            "differs from the others",
+        ),
+        (
+            [piece(n, MIB, [MIB], 1 << 16) + bytes(1 << 16) for n in range(1025)],
+            "too many messages are unfinished",
+        ),
+    ],
+)
+def test_a_false_piece_ends_the_connection(make: MakeWorker, pieces: list[bytes], why: str) -> None:
+    zero = make(0).listen("tcp://127.0.0.1:*")
+    intruder = Intruder(zero, greeting(1)).admitted()
+    ended = threading.Thread(target=zero.transport.receive, args=(60,))
+    ended.start()
+    intruder.send(*pieces)
+    assert why.encode() in intruder.rest()
+    zero.transport.close(0)
+    ended.join()

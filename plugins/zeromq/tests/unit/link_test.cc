@@ -1,0 +1,179 @@
+// The connections of a link: large messages take the lanes, and small ones pass them.
+#include "link.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "parts.h"
+#include "stream.h"
+
+namespace rpc_backends::zeromq {
+namespace {
+
+constexpr uint64_t kMaxMessage = uint64_t{64} << 20;
+// More than a socket takes.
+constexpr size_t kLargeSize = size_t{8} << 20;
+
+Settings some_settings() {
+  Settings settings;
+  settings.max_message = kMaxMessage;
+  settings.heartbeat = 3600;
+  return settings;
+}
+
+Clock::time_point limit() {
+  return Clock::now() + std::chrono::seconds(60);  // no passing test waits that long
+}
+
+// One end of a link.
+struct End {
+  std::shared_ptr<Stream> stream(std::unique_ptr<Fd> fd, bool is_lane) {
+    const Stream::Services services{settings, inbox, loop, writer, releaser, counters, nullptr};
+    streams.push_back(std::make_shared<Stream>(
+        services, 1, std::make_unique<Channel>(std::move(fd)), [](const std::string&) {}, link, is_lane));
+    return streams.back();
+  }
+
+  void start(size_t number) {
+    streams[number]->start();
+    link->add(streams[number], number > 0);
+  }
+
+  Parts next() {
+    Event event;
+    EXPECT_EQ(inbox.receive(event, limit()), Received::kEvent);
+    return std::move(event.parts);
+  }
+
+  Settings settings = some_settings();
+  Counters counters;
+  Inbox inbox;
+  EventLoop loop{"test-events"}, writer{"test-writes"};
+  Releaser releaser{"test-release", 0};
+  int large = 0;
+  std::shared_ptr<Link> link = std::make_shared<Link>(kMaxMessage, [this] { ++large; });
+  std::vector<std::shared_ptr<Stream>> streams;  // the first connection, then the lanes
+};
+
+class LinkTest : public testing::Test {
+ protected:
+  LinkTest() { connect(); }
+
+  ~LinkTest() override {
+    for (End* end : {&one, &two}) {
+      for (const auto& stream : end->streams) {
+        stream->close(Clock::now());
+      }
+    }
+  }
+
+  void connect() {
+    int ends[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    const bool is_lane = !one.streams.empty();
+    one.stream(std::make_unique<Fd>(ends[0]), is_lane);
+    two.stream(std::make_unique<Fd>(ends[1]), is_lane);
+  }
+
+  void start(size_t number) {
+    one.start(number);
+    two.start(number);
+  }
+
+  End one, two;
+};
+
+TEST_F(LinkTest, SmallMessagesPassALargeOneWhoseLaneIsNotRead) {
+  connect();
+  start(0);
+  one.start(1);
+  ASSERT_TRUE(one.streams[0]->send(parts_with({std::string(kLargeSize, 'x')})));
+  for (const char* text : {"first", "second", "third"}) {
+    ASSERT_TRUE(one.streams[0]->send(parts_with({text})));
+    EXPECT_EQ(bytes_in(two.next()[0]), text);
+  }
+  two.start(1);
+  EXPECT_EQ(two.next()[0].size, kLargeSize);
+}
+
+TEST_F(LinkTest, WithoutALaneSmallMessagesGoBetweenThePieces) {
+  start(0);
+  ASSERT_TRUE(one.streams[0]->send(parts_with({std::string(kMaxMessage, 'x')})));
+  ASSERT_TRUE(one.streams[0]->send(parts_with({"small"})));
+  EXPECT_EQ(bytes_in(two.next()[0]), "small");
+  EXPECT_EQ(two.next()[0].size, kMaxMessage);
+  EXPECT_EQ(one.counters.bulk_pieces, 0U);
+}
+
+TEST_F(LinkTest, ALargeMessageUsesAllLanes) {
+  connect();
+  connect();
+  start(0);
+  one.start(1);
+  one.start(2);
+  two.start(2);
+  // The first lane takes what its socket takes, and the second one the rest.
+  ASSERT_TRUE(one.streams[0]->send(parts_with({"head", std::string(kMaxMessage - 4, 'x')})));
+  Parts parts;
+  std::thread reads([&] { parts = two.next(); });
+  one.link->wait_until_taken(limit());
+  EXPECT_TRUE(one.link->is_empty());
+  two.start(1);
+  reads.join();
+  ASSERT_EQ(parts.size(), 2U);
+  EXPECT_EQ(bytes_in(parts[0]), "head");
+  EXPECT_EQ(bytes_in(parts[1]), std::string(kMaxMessage - 4, 'x'));
+}
+
+TEST_F(LinkTest, BothSidesLearnOnceThatThereAreLargeMessages) {
+  start(0);
+  ASSERT_TRUE(one.streams[0]->send(parts_with({"small"})));
+  two.next();
+  EXPECT_EQ(one.large + two.large, 0);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(one.streams[0]->send(parts_with({std::string(kLargeSize, 'x')})));
+    two.next();
+  }
+  EXPECT_EQ(one.large, 1);
+  EXPECT_EQ(two.large, 1);
+}
+
+TEST_F(LinkTest, ALaneThatComesLaterTakesTheRest) {
+  connect();
+  one.start(0);
+  ASSERT_TRUE(one.streams[0]->send(parts_with({std::string(kMaxMessage, 'x')})));
+  one.start(1);
+  two.start(1);
+  std::thread reads([&] { EXPECT_EQ(two.next()[0].size, kMaxMessage); });
+  one.link->wait_until_taken(limit());
+  EXPECT_GT(one.counters.bulk_pieces, 0U);
+  two.start(0);
+  reads.join();
+}
+
+TEST_F(LinkTest, TheOwnerOfALargeMessageIsReleasedWhenItIsSent) {
+  connect();
+  start(0);
+  start(1);
+  Parts parts = parts_with({std::string(kLargeSize, 'x')});
+  const std::weak_ptr<void> owner = parts[0].owner;
+  ASSERT_TRUE(one.streams[0]->send(std::move(parts)));
+  two.next();
+  for (const auto until = limit(); !owner.expired() && Clock::now() < until;) {
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(owner.expired());
+}
+
+TEST_F(LinkTest, AClosedLinkTakesNoMessage) {
+  start(0);
+  one.streams[0]->close(Clock::now());
+  EXPECT_FALSE(one.streams[0]->send(parts_with({std::string(kLargeSize, 'x')})));
+}
+
+}  // namespace
+}  // namespace rpc_backends::zeromq
