@@ -20,7 +20,7 @@ from rpc_backends_guard import names
 #: The name of a class of TorchScript.
 _SCRIPT_CLASS = re.compile(r"__torch__(\.[A-Za-z_]\w*)+")
 #: The opcode that names a function or a class.
-_NAMES = pickle.STACK_GLOBAL
+NAMES = pickle.STACK_GLOBAL
 
 
 class GuardError(RpcBackendsError, RuntimeError):
@@ -218,7 +218,7 @@ class Unpickled:
     def place_all(self, values: tuple[Any, ...], find: Callable[[str], Any]) -> tuple[Any, ...]:
         """Return the values of arguments, as :meth:`place` does."""
         for value in values:
-            if type(value) in _STAND_INS:
+            if type(value) in STAND_INS:
                 return tuple(self.place(value, find) for value in values)
         return values
 
@@ -230,6 +230,10 @@ class Unpickled:
         if type(value) is PermittedFunction:
             raise GuardError("it passes a function that only a pickle may call")
         return value._real if type(value) is _PermittedMeta else value
+
+    def names_only(self, function: Any) -> bool:
+        """Return whether a reference is the only one in the message."""
+        return len(self._left) == 1 and type(function) is Reference and function.name in self._left
 
     def check_all_placed(self) -> None:
         """Refuse what a pickle has named in other places.
@@ -247,7 +251,7 @@ class Unpickled:
 
 
 #: What stands in an unpickled value for functions and classes.
-_STAND_INS = frozenset({Reference, PermittedFunction, _PermittedMeta})
+STAND_INS = frozenset({Reference, PermittedFunction, _PermittedMeta})
 
 
 def name_of(value: Any) -> str | None:
@@ -274,7 +278,7 @@ def unpickle(data: bytes, known: Names, depth: int, size: int) -> Unpickled:
     problem = check_pickle(data, depth, size)
     if problem:
         raise GuardError(f"{problem}")
-    if _NAMES not in data:  # no opcode that passes the check can name anything without it
+    if NAMES not in data:  # no opcode that passes the check can name anything without it
         return Unpickled(_without_names(data), {})
     unpickler = _Unpickler(data, known)
     try:
