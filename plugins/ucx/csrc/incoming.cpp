@@ -22,6 +22,11 @@ Header header_in(const void* header, size_t size) {
   return copied;
 }
 
+// Returns memory for a large part, which peers on this host read page by page when it is sent on.
+Part take_large_block(size_t size) {
+  return take_block(size, true);
+}
+
 char* bytes_of(const Part& part) {
   return static_cast<char*>(const_cast<void*>(part.data));
 }
@@ -118,7 +123,7 @@ Incoming::Target Incoming::message(const void* header, size_t header_size, size_
   if (piece.memory.data != nullptr) {
     throw Malformed("a part of a message has arrived twice");
   }
-  piece.memory = take_block(payload_size);
+  piece.memory = take_large_block(payload_size);
   return {head.number, first, piece.memory};
 }
 
@@ -127,7 +132,7 @@ Incoming::Target Incoming::part(const void* header, size_t header_size, size_t p
   if (header_size != sizeof head) {
     throw Malformed("a part of a message has an invalid header");
   }
-  return add(head, payload_size, take_block);
+  return add(head, payload_size, take_large_block);
 }
 
 Incoming::Target Incoming::device_part(const void* header, size_t header_size, size_t payload_size,

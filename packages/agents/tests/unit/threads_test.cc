@@ -258,21 +258,29 @@ TEST(Blocks, GetHugePagesWhenTheyAreLargeAndUsedOften) {
   }
   constexpr size_t kSize = blocks::kMostHuge + (size_t{3} << 20) + 1;
   for (int used = 0; used < blocks::kOften; ++used) {
-    EXPECT_FALSE(asks_for_huge_pages(take_block(kSize).data)) << used;
+    EXPECT_FALSE(asks_for_huge_pages(take_block(kSize, true).data)) << used;
   }
-  const Part huge = take_block(kSize);
+  const Part huge = take_block(kSize, true);
   EXPECT_TRUE(asks_for_huge_pages(huge.data));
   std::memset(const_cast<void*>(huge.data), 'b', kSize);
+}
+
+TEST(Blocks, KeepSmallPagesForAnEngineThatDoesNotGainByHugeOnes) {
+  constexpr size_t kSize = blocks::kMostHuge * 3;
+  const void* const first = take_block(kSize).data;
+  for (int used = 0; used <= blocks::kOften; ++used) {
+    EXPECT_EQ(take_block(kSize).data, first);
+  }
 }
 
 TEST(Blocks, KeepTheirHugePages) {
   constexpr size_t kSize = blocks::kMostHuge * 2;
   const void* last = nullptr;
   for (int used = 0; used <= blocks::kOften; ++used) {
-    last = take_block(kSize).data;
+    last = take_block(kSize, true).data;
   }
   for (int used = 0; used <= blocks::kOften; ++used) {
-    EXPECT_EQ(take_block(kSize).data, last);
+    EXPECT_EQ(take_block(kSize, true).data, last);
   }
 }
 

@@ -25,10 +25,11 @@ namespace blocks {
 // Bytes of all blocks that are kept.
 inline constexpr size_t kKept = size_t{256} << 20;
 inline constexpr size_t kLargePage = size_t{2} << 20;
-// Bytes of the largest block that has huge pages from the start. Larger ones get them when they are used often: the
-// kernel may have none ready, or the host of a virtual machine may have to back them first. Measured for the first
-// message of 256 MiB: 0.2 to 0.4 s with small pages, 0.4 to 1.0 s with huge ones. Measured for later echoes of 64 MiB
-// on UCX: half the processor time with huge pages.
+// Bytes of the largest block that has huge pages from the start. Larger ones get them when they are used often, if the
+// engine gains by it: the kernel may have none ready, or the host of a virtual machine may have to back them first.
+// Measured for the first message of 256 MiB: 0.2 to 0.4 s with small pages, 0.4 to 1.0 s with huge ones. Measured for
+// later echoes of 64 MiB: half the processor time on UCX, whose process_vm_readv looks up each page, and the same
+// through sockets.
 inline constexpr size_t kMostHuge = size_t{16} << 20;
 // After how many uses a larger block gets huge pages. Where they must be backed first, they cost as much as about six
 // messages save.
@@ -136,8 +137,8 @@ inline Kept& kept() {
 }  // namespace blocks
 
 // Returns uninitialised memory, aligned to 16 bytes. A large block is kept for reuse when its owner is destroyed.
-// Throws std::bad_alloc.
-inline Part take_block(size_t size) {
+// `gains_by_huge_pages`: whether the largest blocks get huge pages when they are used often. Throws std::bad_alloc.
+inline Part take_block(size_t size, bool gains_by_huge_pages = false) {
   using namespace blocks;
   if (size < kLeastKept) {
     auto owner = std::make_shared_for_overwrite<Unit[]>(size / sizeof(Unit) + 1);
@@ -155,7 +156,7 @@ inline Part take_block(size_t size) {
     if (block.memory == nullptr) {
       throw std::bad_alloc();
     }
-  } else if (++block.uses >= kOften && !block.is_huge && whole > kMostHuge) {
+  } else if (++block.uses >= kOften && gains_by_huge_pages && !block.is_huge && whole > kMostHuge) {
     block = in_huge_pages(block);
   }
   return {block.memory, size, std::shared_ptr<void>(block.memory, [block](void*) { kept().give(block); })};
