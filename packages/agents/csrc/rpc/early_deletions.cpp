@@ -45,23 +45,24 @@ void EarlyDeletions::note(const rpc::Message& request) {
   if (request.type() != rpc::MessageType::RREF_USER_DELETE) {
     return;
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
   // torch answers a request that it cannot read with an error.
-  (void)error_in([&] {
-    const ForkId fork = rpc::RRefUserDelete::fromMessage(request)->forkId();
-    if (const auto entry = entries_.find(fork); entry != entries_.end()) {
-      entry->second.is_deleted = true;
-      return;
-    }
-    if (!kept_.insert(fork).second) {
-      return;
-    }
-    kept_order_.push_back(fork);
-    if (kept_order_.size() > kMostKept) {
-      kept_.erase(kept_order_.front());
-      kept_order_.pop_front();
-    }
-  });
+  (void)error_in([&] { note(rpc::RRefUserDelete::fromMessage(request)->forkId()); });
+}
+
+void EarlyDeletions::note(const ForkId& fork) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto entry = entries_.find(fork); entry != entries_.end()) {
+    entry->second.is_deleted = true;
+    return;
+  }
+  if (!kept_.insert(fork).second) {
+    return;
+  }
+  kept_order_.push_back(fork);
+  if (kept_order_.size() > kMostKept) {
+    kept_.erase(kept_order_.front());
+    kept_order_.pop_front();
+  }
 }
 
 }  // namespace rpc_backends

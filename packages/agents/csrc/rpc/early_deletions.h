@@ -46,6 +46,8 @@ class EarlyDeletions : public std::enable_shared_from_this<EarlyDeletions> {
 
   // Notes a request that arrives, before torch gets it, if it is a deletion. Throws nothing.
   void note(const torch::distributed::rpc::Message& request);
+  // The same for the deletion of an RRef.
+  void note(const ForkId& fork);
 
  private:
   // Most deletions are of RRefs that torch has entered; which ones cannot be asked. So the last ones are kept.

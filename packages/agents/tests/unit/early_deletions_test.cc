@@ -2,7 +2,6 @@
 #include "rpc/early_deletions.h"
 
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/rpc/rref_proto.h>
 
 #include <memory>
 #include <vector>
@@ -27,9 +26,7 @@ class Counting final : public rpc::RequestCallback {
 
 class EarlyDeletionsTest : public testing::Test {
  protected:
-  void deletion_of(int64_t number) {
-    deletions->note(*rpc::RRefUserDelete(rpc::RRefId(0, number), rpc::ForkId(0, number)).toMessage());
-  }
+  void deletion_of(int64_t number) { deletions->note(rpc::ForkId(0, number)); }
 
   std::unique_ptr<EarlyDeletions::Creation> creation_of(int64_t number) {
     return std::make_unique<EarlyDeletions::Creation>(deletions, rpc::RRefId(0, number), rpc::ForkId(0, number));

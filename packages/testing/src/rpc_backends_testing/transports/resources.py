@@ -86,6 +86,20 @@ class Cutting:
                 )
             time.sleep(0.01)
 
+    def count_settled(self) -> int:
+        """Return the number of new connections' ends once it is even and has stayed so for a moment.
+
+        A connection that is being made has one end.
+        """
+        limit = time.monotonic() + ENDING
+        earlier = -1
+        while (now := len(self.connections() - self.before)) != earlier or now % 2:
+            if time.monotonic() > limit:
+                break
+            earlier = now
+            time.sleep(0.2)
+        return now
+
     def wait_until_gone(self, names: set[str], seconds: float) -> None:
         """Wait until these connections are closed, at most for a time."""
         end = time.monotonic() + seconds
