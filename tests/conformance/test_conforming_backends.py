@@ -52,7 +52,7 @@ def test_the_published_list_has_every_requirement(tmp_path: Path) -> None:
     chapters = "rpc_backends_testing.chapters"
     arguments = ("--collect-only", "-q", "--rpc-backend", "TENSORPIPE", "--pyargs", chapters)
     done = run_module("pytest", *arguments, env=clean_environ(), cwd=tmp_path)
-    tests = re.findall(r"^\S*/test_(\w+)\.py::\w+::test_(.+)$", done.stdout, re.MULTILINE)
+    tests = re.findall(r"^(?:\S*/)?test_(\w+)\.py::(?:\w+::)*test_(.+)$", done.stdout, re.MULTILINE)
     assert {f"{chapter}.{name}" for chapter, name in tests} == manifest.requirements().keys()
 
 

@@ -12,6 +12,7 @@
 #include "intercept/interceptor_chain.h"
 #include "record/call_log.h"
 #include "record/failed_calls.h"
+#include "record/forward_spans.h"
 #include "rpc_backends_agents/forks.h"
 #include "wire/frame.h"
 
@@ -71,17 +72,16 @@ class InterceptingAgent : public torch::distributed::rpc::RpcAgent {
   TransportAgent::SentCall pass_on(const WorkerInfo& to, c10::intrusive_ptr<Message> message, float rpc_timeout_seconds,
                                    std::chrono::milliseconds timeout, const DeviceMap& device_map,
                                    const Contexts& contexts);
-  // The span in which a request is sent.
-  SpanContext span_of(const Message& message) const;
   void set_call_log(std::shared_ptr<CallLog> log);
 
   const Birthplace birthplace_;
   const std::shared_ptr<RpcAgent> inner_;
   const std::shared_ptr<TransportAgent> transport_agent_;  // the same agent if it is a TransportAgent, or else null
   const std::shared_ptr<InterceptorChain> interceptors_;
-  std::shared_ptr<Recorder> recorder_;         // null if there is none
-  std::shared_ptr<CallLog> call_log_;          // null if calls are neither recorded nor reported
-  std::shared_ptr<Telemetry> telemetry_;       // null if calls are not reported
+  std::shared_ptr<Recorder> recorder_;    // null if there is none
+  std::shared_ptr<CallLog> call_log_;     // null if calls are neither recorded nor reported
+  std::shared_ptr<Telemetry> telemetry_;  // null if calls are not reported
+  ForwardSpans forward_spans_;
   std::shared_ptr<FailedCalls> failed_calls_;  // delays the errors of calls; null if nothing does
   std::atomic<uint64_t> gil_waits_{0}, gil_wait_us_{0};
 };

@@ -10,6 +10,7 @@
 #include "inspect/request_inspector.h"
 #include "record/names.h"
 #include "record/telemetry.h"
+#include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {
 

@@ -135,27 +135,6 @@ std::vector<std::pair<Telemetry::Key, const Telemetry::Series*>> Telemetry::seri
   return found;
 }
 
-void Telemetry::note_forward(int64_t autograd_context, const SpanContext& span) {
-  const std::lock_guard<std::mutex> lock(forwards_mutex_);
-  for (auto& [context, known] : forwards_) {
-    if (context == autograd_context && known.sampling != SpanContext::Sampling::kNone) {
-      return;
-    }
-  }
-  forwards_[next_forward_++ % kForwards] = {autograd_context, span};
-  has_forward_ = true;
-}
-
-SpanContext Telemetry::forward(int64_t autograd_context) const {
-  const std::lock_guard<std::mutex> lock(forwards_mutex_);
-  for (const auto& [context, span] : forwards_) {
-    if (context == autograd_context) {
-      return span;
-    }
-  }
-  return {};
-}
-
 namespace {
 
 namespace py = pybind11;

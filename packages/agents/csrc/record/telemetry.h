@@ -67,16 +67,9 @@ class Telemetry {
   uint64_t lost_spans() const { return lost_spans_; }
   std::vector<std::pair<Key, const Series*>> series() const;
 
-  // Says in which span the program runs the forward pass of a context of distributed autograd. A backward pass outside
-  // of all spans gets this span.
-  void note_forward(int64_t autograd_context, const SpanContext& span);
-  SpanContext forward(int64_t autograd_context) const;
-  bool has_forward() const { return has_forward_; }
-
  private:
   static constexpr size_t kMostSeries = 4096;
   static constexpr size_t kMostSpans = 32768;
-  static constexpr size_t kForwards = 64;
 
   struct Hash {
     size_t operator()(const Key& key) const noexcept;
@@ -91,10 +84,6 @@ class Telemetry {
   std::mutex spans_mutex_;
   std::vector<EndedSpan> spans_;
   std::atomic<uint64_t> lost_spans_{0};
-  std::atomic<bool> has_forward_{false};
-  mutable std::mutex forwards_mutex_;
-  std::array<std::pair<int64_t, SpanContext>, kForwards> forwards_{};
-  size_t next_forward_ = 0;
 };
 
 void bind_telemetry(pybind11::module_& module);
