@@ -64,6 +64,8 @@ def add(wheel: Path, inside: Iterable[Component]) -> None:
     with zipfile.ZipFile(rewritten, "w", zipfile.ZIP_DEFLATED) as archive:
         for info, data in entries:
             if info.filename not in (path, record.filename):
+                # Two builds are equal, whatever umask the sources were unpacked with.
+                info.external_attr &= ~(0o022 << 16)
                 archive.writestr(info, data, zipfile.ZIP_DEFLATED)
         bill = zipfile.ZipInfo(path, record.date_time)
         bill.external_attr = record.external_attr

@@ -55,3 +55,21 @@ def test_a_bill_written_twice_leaves_the_wheel_the_same(tmp_path: Path) -> None:
     sbom.add(wheel, [])
 
     assert wheel.read_bytes() == once
+
+
+def test_a_wheel_does_not_depend_on_the_umask_of_its_sources(tmp_path: Path) -> None:
+    built = []
+    for mode in (0o100644, 0o100664):
+        folder = tmp_path / oct(mode)
+        folder.mkdir()
+        wheel = make_wheel(folder)
+        source = zipfile.ZipInfo("b.py")
+        source.external_attr = mode << 16
+        with zipfile.ZipFile(wheel, "a") as archive:
+            archive.writestr(source, "")
+
+        sbom.add(wheel, [])
+
+        with zipfile.ZipFile(wheel) as archive:
+            built.append(archive.getinfo("b.py").external_attr >> 16)
+    assert built == [0o100644, 0o100644]
