@@ -4,6 +4,8 @@ Worker 0 calls worker 1 over a link of 1 Gbit/s between two network namespaces, 
 
 * *small beside large*: a no-op alone, then while another thread echoes 64 MiB in a loop to the same
   worker; and a no-op to a third worker, on the host of worker 0, at the same times;
+* *hosts*: a no-op, and echoes of 16 KiB, 1, 16 and 64 MiB, with the processor time of both workers,
+  over a link whose rate has no limit: what the engines themselves cost between hosts;
 * *long links*: an echo of 64 MiB (and of 1 MiB) over a link with a round trip of 1, 20 and 80 ms. A
   router in user space, over two TUN devices, delays the packets, because not every kernel has `netem`.
 
@@ -11,6 +13,7 @@ A side is a backend with options: `ZEROMQ:secret` (TLS), `ZEROMQ:plain`, `UCX`, 
 `ZEROMQ:secret:bulk_connections=4`. The sides take turns.
 
     python benchmarks/links.py mixed                  # between hosts and within one, all sides
+    python benchmarks/links.py hosts --rounds 7       # with the ratios to the first side
     python benchmarks/links.py long --rtt 20          # one round trip time
 """
 
@@ -53,8 +56,11 @@ def _ip(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def link(rtt_s: float) -> Iterator[list[str]]:
-    """Make two namespaces with a link between them; gives their names. The first has 10.77.0.1."""
+def link(rtt_s: float, *, is_limited: bool = True) -> Iterator[list[str]]:
+    """Make two namespaces with a link between them; gives their names. The first has 10.77.0.1.
+
+    :param is_limited: whether the link has a rate of 1 Gbit/s; one with a round trip time has.
+    """
     names = [f"links-{os.getpid()}-{n}" for n in (1, 2)]
     with contextlib.ExitStack() as stack:
         for name in names:
@@ -81,7 +87,7 @@ def link(rtt_s: float) -> Iterator[list[str]]:
         for number, name in enumerate(names, 1):
             _ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
-            if rtt_s == 0:
+            if rtt_s == 0 and is_limited:
                 shaping = f"tbf rate 1gbit burst 131072 limit {_QUEUE_BYTES}".split()
                 subprocess.run(
                     [
@@ -223,7 +229,8 @@ def work(rank: int, side: str, address: str, secret: str, what: str, out: str) -
         rpc_backend_options=options,
     )
     if rank == 0:
-        values = _measure_mixed() if what == "mixed" else _measure_long()
+        measures = {"mixed": _measure_mixed, "hosts": _measure_hosts, "long": _measure_long}
+        values = measures[what]()
         Path(out).write_text(json.dumps(values))
     rpc.shutdown()
 
@@ -275,6 +282,36 @@ def _measure_mixed() -> dict[str, dict[str, float]]:
     ends.set()
     thread.join()
     values["echoes of 64 MiB"] = {"per second": echoes[0] / seconds}
+    return values
+
+
+def _processor_s() -> float:
+    return sum(os.times()[:2])
+
+
+def _measure_hosts() -> dict[str, dict[str, float]]:
+    import torch
+    from torch.distributed import rpc
+
+    values = {}
+    for row, size, count in (
+        ("no-op", 0, 2000),
+        ("echo of 16 KiB", 16 << 10, 1000),
+        ("echo of 1 MiB", MIB, 200),
+        ("echo of 16 MiB", 16 * MIB, 20),
+        ("echo of 64 MiB", 64 * MIB, 8),
+    ):
+        call, args = (_echo, (torch.ones(size // 4),)) if size else (_noop, ())
+        for _ in range(3):
+            rpc.rpc_sync("worker1", call, args)
+        times = []
+        before = _processor_s() + rpc.rpc_sync("worker1", _processor_s)
+        for _ in range(count):
+            begin = time.perf_counter()
+            rpc.rpc_sync("worker1", call, args)
+            times.append(time.perf_counter() - begin)
+        used = _processor_s() + rpc.rpc_sync("worker1", _processor_s) - before
+        values[row] = {"median": statistics.median(times), "processor": used / count}
     return values
 
 
@@ -356,15 +393,31 @@ def _print(where: str, side: str, values: dict[str, dict[str, float]]) -> None:
             print(f"{where:14} {side:34} {peer}: beside / alone: {shown}", flush=True)
 
 
+def _print_ratios(everything: dict[str, list[dict[str, dict[str, float]]]]) -> None:
+    """Print the medians over the rounds, divided by those of the first side."""
+    medians: dict[str, dict[tuple[str, str], float]] = {}
+    for side, rounds in everything.items():
+        keys = [(row, key) for row, numbers in rounds[0].items() for key in numbers]
+        medians[side] = {
+            (row, key): statistics.median(values[row][key] for values in rounds)
+            for row, key in keys
+        }
+    reference = next(iter(medians.values()))
+    for side, values in medians.items():
+        for place, value in values.items():
+            shown = f"{value * 1e3:10.3f} ms   ratio {value / reference[place]:.2f}"
+            print(f"{side:44} {' '.join(place):28} {shown}")
+
+
 def main() -> None:
     """Measure and print."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("what", choices=["mixed", "long"])
+    options.add_argument("what", choices=["mixed", "hosts", "long"])
     options.add_argument("--side", action="append", help=f"a side; may repeat ({', '.join(SIDES)})")
     options.add_argument(
-        "--rtt", action="append", type=float, help="ms; may repeat (long: 1, 20, 80; mixed: 0)"
+        "--rtt", action="append", type=float, help="ms; may repeat (long: 1, 20, 80; others: 0)"
     )
     options.add_argument("--rounds", type=int, default=1)
     options.add_argument(
@@ -380,7 +433,7 @@ def main() -> None:
     ).stdout.strip()
     everything = defaultdict(list)
     places: list[float | None] = list(
-        arguments.rtt or ([0.0] if arguments.what == "mixed" else [1.0, 20.0, 80.0])
+        arguments.rtt or ([1.0, 20.0, 80.0] if arguments.what == "long" else [0.0])
     )
     if arguments.what == "mixed" and arguments.only != "between":
         places.append(None)
@@ -391,10 +444,17 @@ def main() -> None:
             where = "within a host" if place is None else f"{place:g} ms"
             for side in arguments.side or SIDES:
                 with contextlib.ExitStack() as stack:
-                    names = None if place is None else stack.enter_context(link(place / 1e3))
+                    limits = arguments.what != "hosts"
+                    names = (
+                        None
+                        if place is None
+                        else stack.enter_context(link(place / 1e3, is_limited=limits))
+                    )
                     values = measure(side, arguments.what, names, secret)
                 _print(where, side, values)
                 everything[f"{where}: {side}"].append(values)
+    if arguments.what == "hosts":
+        _print_ratios(everything)
     if arguments.json:
         arguments.json.write_text(json.dumps(everything, indent=1))
 

@@ -26,10 +26,11 @@ def report(sockets_package: Path, tmp_path: Path, *arguments: str) -> dict[str, 
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert "failed" not in {result["outcome"] for result in found["results"]}
-    return found
+    assert done.returncode in (0, 1), done.stderr[-5000:]
+    written: dict[str, Any] = json.loads(done.stdout)
+    assert [result for result in written["results"] if result["outcome"] == "failed"] == []
+    assert done.returncode == 0, done.stderr[-5000:]
+    return written
 
 
 def test_a_python_transport_passes_the_most_demanding_chapters(
