@@ -207,6 +207,8 @@ def _options(side: str, address: str, secret: str, *, within: bool) -> tuple[str
     if name == "UCX":
         from rpc_backend_ucx import UCXRpcBackendOptions
 
+        if not within:  # namespaces of a machine share memory, which UCX would use
+            values["transports"] = "tcp"
         return name, UCXRpcBackendOptions(trusted_network=True, **values)
     from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 
