@@ -24,11 +24,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("example")
     source = shutil.copytree(EXAMPLE, folder / "source")
     pip = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
-    # To optimize takes most of the build, and the tests need no speed.
-    unoptimized = ["-C", "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O0"]
-    subprocess.run(
-        [*pip, *unoptimized, "--no-index", "--target", folder / "installed", source], check=True
-    )
+    subprocess.run([*pip, "--no-index", "--target", folder / "installed", source], check=True)
     return folder / "installed"
 
 

@@ -45,8 +45,6 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--no-build-isolation",
         "--no-deps",
         "--no-index",
-        # To optimize takes most of the build, and the test needs no speed.
-        *("-C", "cmake.define.CMAKE_CXX_FLAGS_RELEASE=-O0"),
     ]
     subprocess.run([*pip, "--target", str(folder / "installed"), str(source)], check=True)
     return folder / "installed"
