@@ -256,7 +256,9 @@ def _read(descriptor: int) -> Iterator[bytes]:
         yield data
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM]
+)
 def test_an_interrupted_run_reports_its_results(
     command: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
