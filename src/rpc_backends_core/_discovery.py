@@ -6,6 +6,7 @@ distribution, the first counts.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -98,6 +99,8 @@ def select(entry_points: Iterable[Any], unreadable: Sequence[Unreadable] = ()) -
 def declared(group: str) -> list[Record]:
     """Return the entry points of one group in all installed packages, sorted."""
     entry_points, _ = read_all(group)
+    # Its cache keeps the zip files of `sys.path` open.
+    importlib.invalidate_caches()
     return _records(point for point in entry_points if point.group == group)
 
 
