@@ -6,7 +6,6 @@ distribution, the first counts.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ class Scan(NamedTuple):
     backends: list[Record]
     hooks: list[Record]
     unreadable: Sequence[Unreadable] = ()
+    variables: Sequence[Record] = ()
 
 
 class Unreadable(NamedTuple):
@@ -57,7 +57,7 @@ class Unreadable(NamedTuple):
 
 
 def scan() -> Scan:
-    """Scan all installed packages once, for backends and hooks."""
+    """Scan all installed packages once, for backends, hooks and variables."""
     entry_points, unreadable = read_all(BACKENDS_GROUP)
     return select(entry_points, unreadable)
 
@@ -88,19 +88,18 @@ def read_all(mentioned: str = "") -> tuple[list[Any], list[Unreadable]]:
 
 
 def select(entry_points: Iterable[Any], unreadable: Sequence[Unreadable] = ()) -> Scan:
-    """Select backends and hooks from ``entry_points``, in an order independent of ``sys.path``."""
-    wanted: dict[str, list[Any]] = {BACKENDS_GROUP: [], HOOKS_GROUP: []}
+    """Select what a scan returns from ``entry_points``, in an order independent of ``sys.path``."""
+    wanted: dict[str, list[Any]] = {BACKENDS_GROUP: [], HOOKS_GROUP: [], VARIABLES_GROUP: []}
     for entry_point in entry_points:
         if entry_point.group in wanted:
             wanted[entry_point.group].append(entry_point)
-    return Scan(_records(wanted[BACKENDS_GROUP]), _records(wanted[HOOKS_GROUP]), unreadable)
+    backends, hooks, variables = map(_records, wanted.values())
+    return Scan(backends, hooks, unreadable, variables)
 
 
 def declared(group: str) -> list[Record]:
     """Return the entry points of one group in all installed packages, sorted."""
     entry_points, _ = read_all(group)
-    # Its cache keeps the zip files of `sys.path` open.
-    importlib.invalidate_caches()
     return _records(point for point in entry_points if point.group == group)
 
 

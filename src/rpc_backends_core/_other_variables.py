@@ -9,7 +9,6 @@ one, is set.
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -77,18 +76,16 @@ class OtherVariable:
 
 def other_variables(
     records: Iterable[Record],
-    environ: Mapping[str, str] = os.environ,
-    declarations: Iterable[Record] | None = None,
+    environ: Mapping[str, str],
+    declarations: Iterable[Record],
 ) -> list[OtherVariable]:
     """Return the variables with the prefix of this project, or nearly that, that the core does not read.
 
     :param records: the installed backends and hook packages.
-    :param declarations: the entry points of the variables; None for those of all installed packages.
+    :param declarations: the entry points with which packages declare variables.
         Only packages are imported that have a backend or a hook that may be used.
     """
     records = list(records)
-    if declarations is None:
-        declarations = _discovery.declared(_discovery.VARIABLES_GROUP)
     usable = {record.distribution for record in records if record.state not in _UNUSABLE}
     readers = {
         declaration.name: declaration

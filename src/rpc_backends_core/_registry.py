@@ -54,6 +54,7 @@ class Registry:
         self._hooks: list[Record] = []
         self._adopted = Adopted()
         self._unreadable: Sequence[Unreadable] = ()
+        self._variables: Sequence[Record] = ()
         self._misspelt: list[tuple[str, Record]] | None = None
         self._order: dict[str, None] = {}
         _renew_lock_after_fork(self)
@@ -130,6 +131,12 @@ class Registry:
         self._installed()
         with self._lock:
             return list(self._hooks)
+
+    def declared_variables(self) -> list[Record]:
+        """Return the entry points with which packages declare the variables that they read."""
+        self._installed()
+        with self._lock:
+            return list(self._variables)
 
     def is_registered(self, name: str) -> bool:
         """Return whether ``name`` was registered in this process, by torch or a program."""
@@ -339,7 +346,7 @@ class Registry:
             _lock.check(lock, scanned)
         plugins, unusable = resolve_conflicts(scanned.backends)
         with self._lock:
-            self._unreadable = scanned.unreadable
+            self._unreadable, self._variables = scanned.unreadable, scanned.variables
         with self._lock:
             choice.check((*plugins, *self._torch))
         for name, record in plugins.items():

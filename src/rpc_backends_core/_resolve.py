@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -191,7 +192,9 @@ def _warn_of_variables(registry: Registry, starts: str | None) -> None:
     from rpc_backends_core import _other_variables
 
     records = [*registry.records(), *registry.hook_packages()]
-    for variable in _other_variables.other_variables(records):
+    for variable in _other_variables.other_variables(
+        records, os.environ, registry.declared_variables()
+    ):
         if variable.problem is not None and variable.protects:
             raise SettingError(
                 f"the environment variable {variable.name} asks for a protection that is not there: it "

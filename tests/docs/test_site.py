@@ -80,7 +80,7 @@ def test_the_table_lists_every_variable() -> None:
 
 def test_packages_declare_every_variable() -> None:
     """The core warns of misspelt variables of packages that it has not loaded."""
-    declarations = inspection.declared("rpc.backends.variables")
+    declarations = inspection.declared(inspection.VARIABLES_GROUP)
     assert {one.name: one.distribution for one in declarations} == {
         word: package for word, package in other_variables.PACKAGES.items() if word != "AGENTS"
     }

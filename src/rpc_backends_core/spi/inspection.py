@@ -16,6 +16,7 @@ _HOMES = {
     "CHECKS_GROUP": "_discovery",
     "COMMANDS_GROUP": "_discovery",
     "HOOKS_GROUP": "_discovery",
+    "VARIABLES_GROUP": "_discovery",
     "declared": "_discovery",
     "misspelt_group_text": "_discovery",
     "misspelt_groups": "_discovery",

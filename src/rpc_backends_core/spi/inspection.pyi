@@ -13,6 +13,7 @@ from rpc_backends_core._discovery import BACKENDS_GROUP as BACKENDS_GROUP
 from rpc_backends_core._discovery import CHECKS_GROUP as CHECKS_GROUP
 from rpc_backends_core._discovery import COMMANDS_GROUP as COMMANDS_GROUP
 from rpc_backends_core._discovery import HOOKS_GROUP as HOOKS_GROUP
+from rpc_backends_core._discovery import VARIABLES_GROUP as VARIABLES_GROUP
 from rpc_backends_core._discovery import declared as declared
 from rpc_backends_core._discovery import misspelt_group_text as misspelt_group_text
 from rpc_backends_core._discovery import misspelt_groups as misspelt_groups
@@ -31,6 +32,7 @@ __all__ = [
     "CHECKS_GROUP",
     "COMMANDS_GROUP",
     "HOOKS_GROUP",
+    "VARIABLES_GROUP",
     "HookWarning",
     "Hooks",
     "autoload_failure",

@@ -77,7 +77,8 @@ def variables(environ: Mapping[str, str] = os.environ) -> Section:
         for group in (inspection.BACKENDS_GROUP, inspection.HOOKS_GROUP)
         for record in inspection.declared(group)
     ]
-    for variable in inspection.other_variables(declared, environ):
+    declarations = inspection.declared(inspection.VARIABLES_GROUP)
+    for variable in inspection.other_variables(declared, environ, declarations):
         problem = variable.problem
         if problem is None and variable.owner is None:
             problem = "is not read by any package of this project"
