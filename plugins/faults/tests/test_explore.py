@@ -134,6 +134,15 @@ def test_a_program_that_fails_without_faults_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_folder_with_runs_of_another_program_is_refused_and_kept(tmp_path: Path) -> None:
+    log = tmp_path / "runs" / "events.log"
+    log.parent.mkdir()
+    log.write_text("of another program")
+    refused = explore(tmp_path, "--runs", "1", program=PLANTED / "lost_wakeup.py")
+    assert f"'{tmp_path}' is not empty and has no earlier result" in refused.stderr
+    assert log.read_text() == "of another program"
+
+
 def test_an_interrupt_keeps_what_was_found_and_ends_all(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((PLANTED / "double_update.py").read_text())
     environ = {**os.environ, "PYTHONPATH": str(PLANTED)}

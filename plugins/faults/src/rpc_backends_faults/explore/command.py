@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 #: Seconds between two lines of progress if stderr is not a terminal.
 _LINE_EVERY = 30.0
+#: In a folder of results. Without it, `runs` may belong to another program.
+_MARKER = ".faults-explore"
 _DEFAULT_BUDGET = 600.0
 
 
@@ -207,13 +209,15 @@ def _plan(program: tuple[str, ...], options: dict[str, Any]) -> Plan:
     from rpc_backends_faults.explore.search import Plan
 
     out: Path = options["out"].absolute()
-    if out.exists() and any(out.iterdir()) and not (out / "runs").is_dir():
+    marker = out / _MARKER
+    if out.exists() and any(out.iterdir()) and not marker.is_file():
         raise ValueError(
             f"{str(out)!r} is not empty and has no earlier result; pass another folder with --out."
         )
     for name in ("runs", "failures"):
         shutil.rmtree(out / name, ignore_errors=True)
     (out / "runs").mkdir(parents=True)
+    marker.touch()
     seconds = options["budget"]
     if seconds is None and options["runs"] is None:
         seconds = _DEFAULT_BUDGET
