@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "keys.h"
+#include "socket_pair.h"
 #include "tls.h"
 
 namespace rpc_backends::zeromq {
@@ -33,21 +34,6 @@ void check(bool holds) {
   if (!holds) {
     std::abort();
   }
-}
-
-std::pair<std::unique_ptr<Fd>, std::unique_ptr<Fd>> socket_pair() {
-  int ends[2];
-  check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-  return {std::make_unique<Fd>(ends[0]), std::make_unique<Fd>(ends[1])};
-}
-
-std::string received(int fd) {
-  std::string all;
-  char buffer[65536];
-  for (ssize_t got = 0; (got = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) {
-    all.append(buffer, static_cast<size_t>(got));
-  }
-  return all;
 }
 
 void put(int fd, const std::string& data) {

@@ -48,7 +48,7 @@ decode)
     ;;
 handshake)
     sources=(handshake.cpp $zeromq/{channel,crypto,keys,records,tls}.cpp)
-    flags=(-I $zeromq -lssl -lcrypto)
+    flags=(-I $zeromq -I $zeromq/../tests/unit -lssl -lcrypto)
     length=6000
     ;;
 stream)

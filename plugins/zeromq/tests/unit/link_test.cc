@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "parts.h"
+#include "socket_pair.h"
 #include "stream.h"
 
 namespace rpc_backends::zeromq {
@@ -72,11 +73,10 @@ class LinkTest : public testing::Test {
   }
 
   void connect() {
-    int ends[2];
-    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    auto [here, there] = socket_pair();
     const bool is_lane = !one.streams.empty();
-    one.stream(std::make_unique<Fd>(ends[0]), is_lane);
-    two.stream(std::make_unique<Fd>(ends[1]), is_lane);
+    one.stream(std::move(here), is_lane);
+    two.stream(std::move(there), is_lane);
   }
 
   void start(size_t number) {

@@ -10,6 +10,7 @@
 
 #include "parts.h"
 #include "rpc_backends_agents/fd.h"
+#include "socket_pair.h"
 
 namespace rpc_backends::zeromq {
 namespace {
@@ -40,10 +41,9 @@ std::string message(const std::vector<std::string>& parts) {
 class MessageReaderTest : public testing::Test {
  protected:
   MessageReaderTest() {
-    int ends[2];
-    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    near = std::make_unique<Channel>(std::make_unique<Fd>(ends[0]));
-    far = std::make_unique<Fd>(ends[1]);
+    auto [here, there] = socket_pair();
+    near = std::make_unique<Channel>(std::move(here));
+    far = std::move(there);
   }
 
   void arrive(const std::string& bytes) {

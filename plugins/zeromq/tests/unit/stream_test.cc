@@ -10,6 +10,7 @@
 
 #include "keys.h"
 #include "parts.h"
+#include "socket_pair.h"
 
 namespace rpc_backends::zeromq {
 namespace {
@@ -71,9 +72,7 @@ struct End {
 class StreamTest : public testing::TestWithParam<bool> {
  protected:
   StreamTest() {
-    int ends[2];
-    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    auto here = std::make_unique<Fd>(ends[0]), there = std::make_unique<Fd>(ends[1]);
+    auto [here, there] = socket_pair();
     if (!GetParam()) {
       one.open(std::make_unique<Channel>(std::move(here)));
       two.open(std::make_unique<Channel>(std::move(there)));

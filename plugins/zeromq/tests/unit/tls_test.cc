@@ -1,4 +1,4 @@
-// TLS between two workers, also with somebody between them who changes, cuts, repeats or downgrades what is sent.
+// TLS between two workers, also with an attacker between them who changes, cuts, repeats or downgrades what is sent.
 #include "tls.h"
 
 #include <gtest/gtest.h>
@@ -19,6 +19,7 @@
 
 #include "keys.h"
 #include "rpc_backends_agents/transport.h"
+#include "socket_pair.h"
 
 namespace rpc_backends::zeromq {
 namespace {
@@ -31,21 +32,6 @@ struct Keys {
   SecretText secret_key;
 };
 
-std::pair<std::unique_ptr<Fd>, std::unique_ptr<Fd>> socket_pair() {
-  int ends[2];
-  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-  return {std::make_unique<Fd>(ends[0]), std::make_unique<Fd>(ends[1])};
-}
-
-std::string received(int fd) {
-  std::string all;
-  char buffer[65536];
-  for (ssize_t got = 0; (got = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) {
-    all.append(buffer, static_cast<size_t>(got));
-  }
-  return all;
-}
-
 void put(int fd, const std::string& data) {
   for (size_t sent = 0; sent < data.size();) {
     const ssize_t now = ::send(fd, data.data() + sent, data.size() - sent, MSG_NOSIGNAL);
@@ -56,7 +42,7 @@ void put(int fd, const std::string& data) {
   }
 }
 
-// Two ends, and somebody between them who passes data on when a test wants it.
+// Two ends, and a relay between them that passes data on when a test wants it.
 class TlsTest : public testing::Test {
  protected:
   void connect(const std::string& expected_key, uint64_t bytes_per_key = TlsContext::kBytesPerKey) {
@@ -721,7 +707,7 @@ TEST_F(MixedTest, OneSideWithFipsIsRefusedWithTheReason) {
 }
 
 TEST_F(TlsTest, ServesTwoThreadsAtOnce) {
-  // Without somebody between them, so that both threads only wait for each other.
+  // Without the relay between them, so that both threads only wait for each other.
   caller_context = std::make_unique<TlsContext>(crypto(), caller_keys.public_key, caller_keys.secret_key);
   called_context = std::make_unique<TlsContext>(crypto(), called_keys.public_key, called_keys.secret_key);
   auto [one, two] = socket_pair();
