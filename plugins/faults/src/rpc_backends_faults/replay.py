@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_faults.regular_files import read_text
+from rpc_backends_faults.files import read_text
 from rpc_backends_faults.rules import (
     HOUSEKEEPING,
     KINDS,
