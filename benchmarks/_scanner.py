@@ -141,8 +141,8 @@ def main() -> None:
     # Otherwise the number of new objects would decide which measurement has a garbage collection in it.
     gc.collect()
     gc.freeze()
-    times, found = PROGRAMS[_settings["situation"]][_settings["side"]]()
-    print(json.dumps([times, sorted(found)]))
+    times, names = PROGRAMS[_settings["situation"]][_settings["side"]]()
+    print(json.dumps([times, sorted(names)]))
 
 
 if __name__ == "__main__":

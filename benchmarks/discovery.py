@@ -139,9 +139,9 @@ class Scanner:
             "folders": [str(folder), self._code],
         }
         program = str(Path(__file__).with_name("_scanner.py"))
-        times, found = json.loads(self._python(program, json.dumps(settings)))
-        if found != ["ALPHA", "BETA", "GAMMA"]:
-            raise RuntimeError(f"{situation} of {side} found {found} in {folder}")
+        times, names = json.loads(self._python(program, json.dumps(settings)))
+        if names != ["ALPHA", "BETA", "GAMMA"]:
+            raise RuntimeError(f"{situation} of {side} found {names} in {folder}")
         result: Times = times
         return result
 

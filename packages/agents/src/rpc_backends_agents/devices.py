@@ -108,7 +108,9 @@ def published(key: str, name: str, value: Any) -> tuple[str, device_maps.WorkerD
         address, devices = value, None
     if not isinstance(address, str):
         raise stored.unsuitable(key, f"{stored.shown(value)}, not an address")
-    return address, stored.checked(key, devices, lambda found: worker_devices(name, found))
+    return address, stored.checked(
+        key, devices, lambda stored_devices: worker_devices(name, stored_devices)
+    )
 
 
 def worker_devices(name: str, declared: Any) -> device_maps.WorkerDevices:

@@ -243,13 +243,13 @@ class _Recorder:
         from rpc_backends_testing.recording import file_of, reports, summary, write
 
         file = self._config.getoption("rpc_report")
-        found = list(reports(self._config, self._results, self._started, self._stopped))
-        for report in found:
+        made = list(reports(self._config, self._results, self._started, self._stopped))
+        for report in made:
             terminalreporter.section(f"conformance of {report.backend['name']}")
             for line in summary(report):
                 terminalreporter.write_line(line)
             if file is not None:
-                for path in write(report, file_of(report, file, len(found))):
+                for path in write(report, file_of(report, file, len(made))):
                     terminalreporter.write_line(f"report: {path}")
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:

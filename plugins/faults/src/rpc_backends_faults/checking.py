@@ -325,8 +325,8 @@ class _Check:
         return LEAST_RATE
 
     def optional_seconds(self, key: str) -> float | None:
-        found = self.seconds(key, -1.0) if key in self.settings else -1.0
-        return found if found >= 0 else None
+        seconds = self.seconds(key, -1.0) if key in self.settings else -1.0
+        return seconds if seconds >= 0 else None
 
     def flag(self, key: str) -> bool:
         value = self.settings.get(key, False)

@@ -119,10 +119,10 @@ def check(file: Path, as_json: bool) -> None:
             raise click.exceptions.Exit(1) from None
         raise Failure(str(error)) from error
     if as_json:
-        found = [
+        explained = [
             {**rule.native(), "source": rule.source, "words": explain(rule)} for rule in rules.rules
         ]
-        print_json({"file": str(file), "ok": True, "seed": rules.seed, "rules": found})
+        print_json({"file": str(file), "ok": True, "seed": rules.seed, "rules": explained})
         return
     many = "1 rule" if len(rules.rules) == 1 else f"{len(rules.rules)} rules"
     click.echo(f"{file}: {many}, seed {rules.seed}")

@@ -217,9 +217,9 @@ def state(path: Path) -> tuple[int, ...]:
 
     :raises OSError: the file does not exist.
     """
-    found = path.stat()
+    status = path.stat()
     # st_ctime also changes when a file becomes readable.
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_ctime_ns
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
 
 
 def _data(path: Path, most: int) -> bytes | None:

@@ -146,9 +146,9 @@ def _by_route(host: str, why: str) -> list[Place]:
 
 def _routes(host: str, why: str) -> list[Place]:
     """Return this machine's address on the route to ``host``, for each address family with a route."""
-    found: dict[int, Place] = {}
+    by_family: dict[int, Place] = {}
     for family, _, _, _, target in socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM):
-        if family in found or family not in _FAMILIES:
+        if family in by_family or family not in _FAMILIES:
             continue
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as trial:
@@ -156,8 +156,8 @@ def _routes(host: str, why: str) -> list[Place]:
                 own = trial.getsockname()
         except OSError:
             continue  # no route in this family; the other may have one
-        found[family] = _place(own, f"route to {host}, {why}")
-    return list(found.values())
+        by_family[family] = _place(own, f"route to {host}, {why}")
+    return list(by_family.values())
 
 
 def _place(own: tuple[object, ...], why: str) -> Place:

@@ -234,7 +234,7 @@ class Worker:
     def wait_until_found(self, peer: int) -> None:
         """Wait until the peer is found again, if it is lost; at most for a time."""
 
-        def found(events: list[Event]) -> bool:
+        def is_found(events: list[Event]) -> bool:
             kinds = [
                 event.kind
                 for event in events
@@ -243,7 +243,7 @@ class Worker:
             return not kinds or kinds[-1] == "found"
 
         self.inbox.wait_for(lambda _: False, 0.05)  # a loss may not have been noticed yet
-        self.inbox.wait_for(found, self.limits.seconds)
+        self.inbox.wait_for(is_found, self.limits.seconds)
 
     def got(self, sender: Worker, parts: Sequence[bytes], given_up: Callable[[], bool]) -> bool:
         """Wait until this message has arrived or the sender reports a loss; return whether it arrived."""
