@@ -135,14 +135,14 @@ class Report:
         :param values: our time and the reference's, in seconds.
         """
         new = Comparison(section, name, bar)
-        one = self._comparisons.setdefault((section, name), new)
-        one.ours.append((*at, values[0]))
-        one.reference.append((*at, values[1]))
+        comparison = self._comparisons.setdefault((section, name), new)
+        comparison.ours.append((*at, values[0]))
+        comparison.reference.append((*at, values[1]))
 
     def finish(self, arguments: argparse.Namespace) -> bool:
         """Print the table and write the ``--json`` file; return whether no bar is missed."""
         self.machine.update(machine.finished())
-        comparisons = sorted(self._comparisons.values(), key=lambda one: one.section)
+        comparisons = sorted(self._comparisons.values(), key=lambda comparison: comparison.section)
         console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
         console.print(self._table(comparisons))
         console.print(f"[dim]{machine.summary(self.machine)}[/]")

@@ -84,7 +84,7 @@ class AgentDevices:
             for map_ in device_maps.reverse_maps(self._mine, [worker]).values()
         }
         used = device_maps.used_devices(
-            self._mine, {str(one): map_ for one, map_ in reverse.items()}
+            self._mine, {str(device): map_ for device, map_ in reverse.items()}
         )
         if not used and not reverse and not self._mine.maps:
             return

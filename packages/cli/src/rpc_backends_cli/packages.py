@@ -37,9 +37,12 @@ def check() -> Section:
     ]
     damaged += [
         Finding(
-            "problem", one.distribution or "a package", str(one), {"distribution": one.distribution}
+            "problem",
+            damage.distribution or "a package",
+            str(damage),
+            {"distribution": damage.distribution},
         )
-        for one in inspection.unreadable()
+        for damage in inspection.unreadable()
     ]
     names = {
         _canonical(entry_point.distribution)

@@ -177,7 +177,9 @@ class _Interrupts:
         before: dict[int, Any] = {}
         if any(item.get_closest_marker(_REQUIREMENT) for item in session.items):
             usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-            before = {one: each for one, each in usual.items() if signal.getsignal(one) is each}
+            before = {
+                number: each for number, each in usual.items() if signal.getsignal(number) is each
+            }
         for number in before:
             signal.signal(number, self._raise)
         try:

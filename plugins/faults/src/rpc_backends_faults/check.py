@@ -33,7 +33,7 @@ def check() -> Section:
             )
         if asked.replay is not None and not asked.replay.is_dir():
             replay.read(asked.replay)
-        for place in dict.fromkeys(one for one in (asked.log, asked.replay) if one is not None):
+        for place in dict.fromkeys(path for path in (asked.log, asked.replay) if path is not None):
             findings += _logs(place)
     except ValueError as error:
         findings.append(Finding("problem", "rules", str(error), {}))

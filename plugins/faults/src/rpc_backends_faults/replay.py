@@ -54,8 +54,9 @@ class Recording:
         """Return whether the recording has a rule; the name of an unnamed rule may differ."""
         native = rule.native()
         return any(
-            {**native, "name": one["name"]} == one and (not rule.named or one["name"] == rule.name)
-            for one in self.rules
+            {**native, "name": recorded["name"]} == recorded
+            and (not rule.named or recorded["name"] == rule.name)
+            for recorded in self.rules
         )
 
 
@@ -313,7 +314,7 @@ def _may_be(key: str, value: Any) -> bool:
         return is_number(value, *_BOUNDS[key])
     default = _TEMPLATE.get(key)
     if isinstance(default, list):
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if type(default) is int:
         least, most = _COUNTS.get(key, (0, MOST_COUNT))
         return is_count(value, least, most)

@@ -87,7 +87,7 @@ class Run:
 
         :param test: pytest's node id of the test.
         """
-        seed = next((one.log[0]["seed"] for one in self.outcomes if one.log), self.seed)
+        seed = next((outcome.log[0]["seed"] for outcome in self.outcomes if outcome.log), self.seed)
         took = f", {self.seconds:.1f} s" if self.seconds is not None else ""
         lines = [
             f"{self.what}{took}",

@@ -43,7 +43,7 @@ def check_devices(checks: OptionChecks, value: Any) -> list[torch.device]:
         return []
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise checks.wrong_type("devices", value, 'a list such as ["cuda:0", "cuda:1"]')
-    devices = [_device(checks, "devices", one) for one in value]
+    devices = [_device(checks, "devices", device) for device in value]
     for device in devices:
         if device.type == "cpu":
             raise ValueError(

@@ -124,8 +124,8 @@ def check_worker(
     expected = (worker_id, name, published.rank if rank is None else rank)
     if (published.worker_id, published.name, published.rank) != expected:
         raise PublicationError(
-            f"the address of {who} in the store is that of worker {published.name!r} (rank {published.rank}). "
-            f"{_FOREIGN}"
+            f"the address of {who} in the store is that of worker {published.name!r} "
+            f"(rank {published.rank}). {_FOREIGN}"
         )
 
 
@@ -140,8 +140,8 @@ def proof_between(
     :param what: what the proof is shown for, for example ``greeting``.
     """
     words = [form.word, what, of.group]
-    for one in (of, to):
-        words += [str(one.worker_id), one.session]
+    for worker in (of, to):
+        words += [str(worker.worker_id), worker.session]
     return hmac.digest(_key(purpose, of.group, secret), " ".join(words).encode(), "sha256")
 
 

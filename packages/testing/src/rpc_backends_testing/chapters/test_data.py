@@ -208,17 +208,17 @@ class Record:
 
 
 def containers() -> dict[str, Any]:
-    one, two = torch.arange(6.0).view(2, 3), torch.arange(4)
+    matrix, two = torch.arange(6.0).view(2, 3), torch.arange(4)
     return {
-        "tuple": (one, 1, (two, ())),
-        "list": [one, [two, []], None],
-        "dict": {"a": one, 1: {("b", 2): two}, None: {}},
-        "named tuple": Point(one, 3),
-        "data class": Record("name", two, [one, {"deep": [Point(two, 4)]}]),
+        "tuple": (matrix, 1, (two, ())),
+        "list": [matrix, [two, []], None],
+        "dict": {"a": matrix, 1: {("b", 2): two}, None: {}},
+        "named tuple": Point(matrix, 3),
+        "data class": Record("name", two, [matrix, {"deep": [Point(two, 4)]}]),
         "set": {1, "two", (3, 4)},
         "frozen set": frozenset({1.5, None}),
-        "ordered dict": OrderedDict([("z", one), ("a", two)]),
-        "mixed": [{"weights": (one, two), "names": ["a", "b"]}, Point(one.t(), 5)],
+        "ordered dict": OrderedDict([("z", matrix), ("a", two)]),
+        "mixed": [{"weights": (matrix, two), "names": ["a", "b"]}, Point(matrix.t(), 5)],
     }
 
 
