@@ -60,14 +60,14 @@ bool chosen_by_counts(const FaultRule& rule, uint64_t number) {
   return rule.first == 0 || (number - rule.after) / rule.every <= rule.first;
 }
 
-bool same(const FaultRule& one, const FaultRule& other) {
+bool same(const FaultRule& rule, const FaultRule& other) {
   const auto all = [](const FaultRule& rule) {
     return std::tie(rule.key, rule.kind, rule.types, rule.senders, rule.receivers, rule.functions, rule.housekeeping,
                     rule.one_way, rule.probability, rule.after, rule.every, rule.first, rule.per, rule.budget,
                     rule.start, rule.end, rule.mark, rule.shape, rule.seconds, rule.spread, rule.others, rule.bound,
                     rule.rate, rule.copies, rule.exit_code, rule.text);
   };
-  return all(one) == all(other);
+  return all(rule) == all(other);
 }
 
 std::string described(const ReplayEntry& entry) {
@@ -364,9 +364,9 @@ FaultRules::Route& FaultRules::route_to(int receiver_id, const std::string& rece
 }
 
 const FaultRules::Selected& FaultRules::for_function(Route& route, const std::string& function) {
-  const auto found = route.by_function.find(function);
-  if (found != route.by_function.end()) {
-    return found->second;
+  const auto known = route.by_function.find(function);
+  if (known != route.by_function.end()) {
+    return known->second;
   }
   const bool housekeeping = is_housekeeping(function);
   const auto is_for_others = [&](const StatePtr& state) {
@@ -454,7 +454,7 @@ bool FaultRules::is_on(const FaultRule& rule, Clock::time_point time) const {
 }
 
 double FaultRules::draw(const State& state, const FaultMessage& message, uint64_t lane) const {
-  const auto is_it = [&](const auto& one) { return one.first == &state; };
+  const auto is_it = [&](const auto& entry) { return entry.first == &state; };
   const auto number = std::find_if(message.numbers.begin(), message.numbers.end(), is_it);
   SipHash hash(seed_, lane);
   hash.add(state.rule->key);
@@ -507,8 +507,8 @@ double FaultRules::seconds_of(State& state, const FaultMessage& message, bool an
 
 void FaultRules::replay(const FaultMessage& message, bool answer, Expected expected, Faults& faults) {
   const auto key = std::make_pair(MessageKey{message.receiver, message.type, message.digest}, message.nth);
-  const auto found = replay_.find(key);
-  if (found == replay_.end()) {
+  const auto recorded = replay_.find(key);
+  if (recorded == replay_.end()) {
     if (expected == Expected::kYes && unrecorded_++ == 0) {
       first_unrecorded_ = described(message);
     }
@@ -516,9 +516,9 @@ void FaultRules::replay(const FaultMessage& message, bool answer, Expected expec
   }
   if (replayed_.insert(key).second) {
     progress_ = Clock::now();
-    progress_at_ = std::max(progress_at_, found->second.at);
+    progress_at_ = std::max(progress_at_, recorded->second.at);
   }
-  for (const auto& [number, seconds] : answer ? found->second.answer_faults : found->second.faults) {
+  for (const auto& [number, seconds] : answer ? recorded->second.answer_faults : recorded->second.faults) {
     State& state = *rules_.at(number);
     ++state.matched;
     ++state.fired;
@@ -564,19 +564,19 @@ std::string FaultRules::stalled() {
 
 std::vector<FaultCount> FaultRules::counts() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<FaultCount> found;
+  std::vector<FaultCount> counts;
   for (const StatePtr& state : rules_) {
     // A replay may contain several versions of a rule.
     const auto is_it = [&](const FaultCount& count) { return count.rule == state->rule->name; };
-    const auto known = std::find_if(found.begin(), found.end(), is_it);
-    if (known == found.end()) {
-      found.push_back({state->rule->name, state->matched, state->fired});
+    const auto known = std::find_if(counts.begin(), counts.end(), is_it);
+    if (known == counts.end()) {
+      counts.push_back({state->rule->name, state->matched, state->fired});
     } else {
       known->matched += state->matched;
       known->fired += state->fired;
     }
   }
-  return found;
+  return counts;
 }
 
 Metrics FaultRules::metrics() const {
@@ -593,11 +593,11 @@ Metrics FaultRules::metrics() const {
     sums["replay_new"] = unrecorded_;
     sums["replay_left"] = replay_.size() - replayed_.size();
   }
-  Metrics found;
+  Metrics metrics;
   for (const auto& [name, sum] : sums) {
-    found[name] = std::to_string(sum);
+    metrics[name] = std::to_string(sum);
   }
-  return found;
+  return metrics;
 }
 
 uint64_t FaultRules::unrecorded() const {
