@@ -148,8 +148,8 @@ PYBIND11_MODULE(_native, module) {
       .def("log_failure", [](FaultPipeline& self) { return self.log.failure(); })
       .def("fault_counts", &counts_of)
       .def("divergence", [](FaultPipeline& self) {
-        FaultRules& rules = self.rules;
-        return std::make_tuple(rules.unrecorded(), rules.first_unrecorded(), rules.missing(), rules.first_missing());
+        const Divergence is = self.rules.divergence();
+        return std::make_tuple(is.unrecorded, is.first_unrecorded, is.missing, is.first_missing);
       });
 }
 

@@ -600,29 +600,16 @@ Metrics FaultRules::metrics() const {
   return metrics;
 }
 
-uint64_t FaultRules::unrecorded() const {
+Divergence FaultRules::divergence() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return unrecorded_;
-}
-
-std::string FaultRules::first_unrecorded() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return first_unrecorded_;
-}
-
-uint64_t FaultRules::missing() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return replay_.size() - replayed_.size();
-}
-
-std::string FaultRules::first_missing() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Divergence divergence{unrecorded_, first_unrecorded_, replay_.size() - replayed_.size(), {}};
   for (const auto& [key, entry] : replay_) {
     if (replayed_.count(key) == 0) {
-      return described(entry);
+      divergence.first_missing = described(entry);
+      break;
     }
   }
-  return {};
+  return divergence;
 }
 
 }  // namespace rpc_backends

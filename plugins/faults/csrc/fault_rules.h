@@ -130,6 +130,15 @@ struct ReplayEntry {
   std::vector<std::pair<size_t, double>> answer_faults;  // index of the rule, seconds
 };
 
+// How a replay differs from the recorded run: how many messages were not in the log, and the first of them; how many
+// recorded messages were not sent, and one of them.
+struct Divergence {
+  uint64_t unrecorded = 0;
+  std::string first_unrecorded;
+  uint64_t missing = 0;
+  std::string first_missing;
+};
+
 class FaultRules {
  public:
   using Clock = std::chrono::steady_clock;
@@ -164,12 +173,7 @@ class FaultRules {
   std::optional<std::string> replay_status();
   bool is_replaying() const { return replaying_; }
   double stall_timeout() const { return stall_timeout_; }
-  // For a replay: how many messages were not in the log, and the first of them; how many recorded messages were not
-  // sent, and one of them.
-  uint64_t unrecorded() const;
-  std::string first_unrecorded() const;
-  uint64_t missing() const;
-  std::string first_missing() const;
+  Divergence divergence() const;
 
  private:
   struct State {
