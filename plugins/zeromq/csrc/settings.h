@@ -26,7 +26,7 @@ struct Settings {
   bool wants_proofs = false;
   // Connections to each peer for large messages, in addition to the first one. There is one at most within a host, and
   // on links with a shorter round trip than `long_link`, in seconds: several would only fill the queues on the way.
-  uint32_t bulk_connections = 1;
+  uint32_t bulk_connections = 0;
   double long_link = 0;
 
   // In place of keys: the certificate of this worker. Then Unix sockets are encrypted, too, and proofs are needed over

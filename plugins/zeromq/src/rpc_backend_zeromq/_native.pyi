@@ -96,7 +96,7 @@ class Transport:
         heartbeat_timeout: float,
         handshake_timeout: float,
         wants_proofs: bool = False,
-        bulk_connections: int = 1,
+        bulk_connections: int,
         long_link: float = 0.0,
         certificates: Certificates | None = None,
         on_unknown_key: Callable[[bytes, float], int | None] | None = None,
