@@ -196,7 +196,9 @@ def test_each_planted_bug_is_found_and_shrunk(program: Path, tmp_path: Path) -> 
     file = program.with_name(f"{program.stem}_checks.py")
     file = file if file.exists() else program.with_name("invariants.py")
     options = ("--invariants", str(file)) if file.exists() else ()
-    limits = ("--budget", "10m", "--failures", "1", "--confirm", "3", "--hang", "35s")
+    # Longer than the timeout of each program's shutdown.
+    hang = "45s" if program.parent == PLANTED else "75s"
+    limits = ("--budget", "10m", "--failures", "1", "--confirm", "3", "--hang", hang)
     kinds = ("--kinds", PROGRAMS[program], "--against", "ZEROMQ")
     explore(tmp_path / "out", *options, *limits, *kinds, "--seed", "1", program=program)
 

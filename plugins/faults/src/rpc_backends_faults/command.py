@@ -50,6 +50,13 @@ def command() -> None:
     metavar="LOG",
     help="Event logs of an earlier run: injects the same faults again.",
 )
+@click.option(
+    "--left",
+    type=_PATH,
+    metavar="DIR",
+    help="The folder for files that the program leaves for invariants (RPC_BACKENDS_FAULTS_RUN).",
+)
+@click.option("--free-port", is_flag=True, help="Set MASTER_PORT to a free port, as explore does.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @debug_option
 def run(
@@ -57,6 +64,8 @@ def run(
     seed: int | None,
     log: Path | None,
     replay: Path | None,
+    left: Path | None,
+    free_port: bool,
     program: tuple[str, ...],
 ) -> None:
     """Run an unmodified program with faults.
@@ -66,7 +75,15 @@ def run(
     from rpc_backends_faults.running import run
 
     try:
-        run(program, rules=rules, seed=seed, log=log, replay=replay)
+        run(
+            program,
+            rules=rules,
+            seed=seed,
+            log=log,
+            replay=replay,
+            left=left,
+            own_port=free_port,
+        )
     except ValueError as error:
         raise Failure(str(error)) from error
 

@@ -114,7 +114,7 @@ def read(path: Path) -> Recording:
             )
             open_[line.count("id", 0)] = entry
             recording.entries.append(entry)
-            housekeeping[len(recording.entries) - 1] = _is_housekeeping(event)
+            housekeeping[len(recording.entries) - 1] = is_housekeeping(event)
         elif kind == "end" and line.count("id", 0) in open_:
             open_[event["id"]][-1].extend(line.faults(versions))
     # The order of calls that start and stop a group may vary, so those without faults are left out.
@@ -212,7 +212,8 @@ def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
-def _is_housekeeping(event: dict[str, Any]) -> bool:
+def is_housekeeping(event: dict[str, Any]) -> bool:
+    """Return whether a message of a log starts or stops a group; rules skip it by default."""
     function = event.get("function", "")
     return isinstance(function, str) and any(matches(pattern, function) for pattern in HOUSEKEEPING)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rpc_backends_faults import settings
+from rpc_backends_faults import running, settings
 from rpc_backends_faults.explore import diagnosis, watchdog
 from rpc_backends_faults.explore.runs import Run
 
@@ -77,7 +76,7 @@ class RunningProgram:
         ours = {settings.SEED, settings.REPLAY}
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         # Several runs at the same time need a port each.
-        environment["MASTER_PORT"] = str(_free_port())
+        environment["MASTER_PORT"] = str(running.free_port())
         environment |= {
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self._folder / "tmp"),
@@ -126,6 +125,7 @@ class RunningProgram:
             hang=self._hang,
             diagnosis=self._diagnosis.text,
             causes=self._diagnosis.causes,
+            waiting=self._diagnosis.waiting,
             left_behind=behind,
         )
 
@@ -158,12 +158,6 @@ def _size(folder: Path) -> int:
         with contextlib.suppress(OSError):
             size += path.stat().st_size
     return size
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def resolved(command: Sequence[str]) -> tuple[str, ...]:
