@@ -18,6 +18,7 @@ constexpr uint64_t kKeyBits = (uint64_t{1} << 20) - 1;
 constexpr uint64_t kChance = 0;
 constexpr uint64_t kLength = 1;
 constexpr uint64_t kLength2 = 2;
+constexpr uint64_t kPlace = 3;
 constexpr uint64_t kAnswer = 8;
 
 FaultRules::Clock::duration duration_of(double seconds) {
@@ -34,9 +35,13 @@ bool is_of_answers(FaultKind kind) {
   return kind == FaultKind::kPartition || kind == FaultKind::kBandwidth || kind == FaultKind::kPause;
 }
 
+bool is_of_tensors(FaultKind kind) {
+  return kind == FaultKind::kCorrupt || kind == FaultKind::kReplyCorrupt;
+}
+
 // Whether a rule makes random decisions.
 bool draws(const FaultRule& rule) {
-  return rule.probability < 1 || rule.shape != FaultRule::Shape::kFixed;
+  return rule.probability < 1 || rule.shape != FaultRule::Shape::kFixed || is_of_tensors(rule.kind);
 }
 
 // Whether a rule counts messages.
@@ -49,7 +54,8 @@ bool same(const FaultRule& one, const FaultRule& other) {
     return std::tie(rule.key, rule.kind, rule.types, rule.senders, rule.receivers, rule.functions, rule.housekeeping,
                     rule.one_way, rule.probability, rule.after, rule.every, rule.first, rule.per, rule.budget,
                     rule.start, rule.end, rule.mark, rule.shape, rule.seconds, rule.spread, rule.others, rule.bound,
-                    rule.rate, rule.copies, rule.exit_code, rule.text);
+                    rule.rate, rule.copies, rule.exit_code, rule.text, rule.element, rule.bit, rule.memory, rule.each,
+                    rule.by);
   };
   return all(one) == all(other);
 }
@@ -119,6 +125,16 @@ const char* kind_name(FaultKind kind) {
       return "crash";
     case FaultKind::kStop:
       return "stop";
+    case FaultKind::kCorrupt:
+      return "corrupt";
+    case FaultKind::kReplyCorrupt:
+      return "reply_corrupt";
+    case FaultKind::kMemory:
+      return "memory";
+    case FaultKind::kStore:
+      return "store";
+    case FaultKind::kClock:
+      return "clock";
   }
   return "";
 }
@@ -185,6 +201,7 @@ std::optional<FaultMessage> FaultRules::decide(const RequestHead& request, Fault
   seen.wrappers = request.wrappers();
   seen.receiver = request.peer();
   seen.bytes = request.payload_bytes() + request.tensor_bytes();
+  seen.tensors = request.tensors();
   bool has_function = false;
   bool has_digest = false;
   bool has_payload = false;
@@ -246,6 +263,9 @@ FaultMessage FaultRules::decide_locked(FaultMessage seen, const Selected& select
   bool is_sent = true;
   for (const StatePtr& state : selected.requests) {
     const FaultRule& rule = *state->rule;
+    if (rule.kind == FaultKind::kCorrupt && seen.tensors == 0) {
+      continue;
+    }
     // A rule decides as if it were the only one: it also counts messages that an earlier rule has ended.
     const bool paused = rule.kind == FaultKind::kPause && Clock::now() < state->paused_until;
     const bool chosen = !paused && fires(*state, seen, false);
@@ -472,6 +492,17 @@ double FaultRules::draw(const State& state, const FaultMessage& message, uint64_
   // There is no number for the answer to a request that was sent before the rule was added.
   hash.add_number(number == message.numbers.end() ? 0 : number->second);
   return static_cast<double>(hash.finish() >> 11) * 0x1p-53;
+}
+
+std::pair<uint64_t, uint64_t> FaultRules::place_of(const FaultRule& rule, const FaultMessage& message) const {
+  SipHash hash(seed_, kPlace);
+  hash.add(rule.name);
+  hash.add(message.receiver);
+  hash.add(type_name(message.type));
+  hash.add_number(message.digest);
+  const uint64_t drawn = hash.finish();
+  return {rule.element >= 0 ? static_cast<uint64_t>(rule.element) : drawn >> 8,
+          rule.bit >= 0 ? static_cast<uint64_t>(rule.bit) : drawn & 0xff};
 }
 
 double FaultRules::seconds_of(State& state, const FaultMessage& message, bool answer) {

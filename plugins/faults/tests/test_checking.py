@@ -449,7 +449,8 @@ def test_an_invalid_seed_of_the_program_is_refused(seed: Any) -> None:
 
 def test_every_kind_has_its_own_explanation() -> None:
     needs = {"delay": "seconds = 1", "reply_delay": "seconds = 1", "bandwidth": "rate = 5"}
-    needs |= {"pause": "seconds = 1", "stop": "seconds = 1"}
+    needs |= {"pause": "seconds = 1", "stop": "seconds = 1", "store": "seconds = 1"}
+    needs |= {"memory": "seconds = 1\nbytes = 9", "clock": "by = -3"}
     said = {
         explain(rules(f"[[rule]]\nwhat = '{what}'\n{needs.get(what, '')}\n")[0]) for what in KINDS
     }

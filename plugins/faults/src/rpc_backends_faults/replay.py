@@ -15,6 +15,7 @@ from rpc_backends_faults.regular_files import read_text
 from rpc_backends_faults.rules import (
     HOUSEKEEPING,
     KINDS,
+    MOST_BIT,
     MOST_COPIES,
     MOST_COUNT,
     MOST_RATE,
@@ -323,15 +324,17 @@ def _may_be(key: str, value: Any) -> bool:
 
 _DIGEST = re.compile(r"[0-9a-f]{1,16}")
 #: A rule with every member that the C++ interceptor knows.
-_TEMPLATE = Rule("", "", end=0.0, exit_code=0, length=Length(0.0)).native()
+_TEMPLATE = Rule("", "", end=0.0, exit_code=0, element=0, bit=0, length=Length(0.0)).native()
 _BOUNDS = {
-    **dict.fromkeys(("start", "end", "seconds", "spread", "bound"), (0, MOST_SECONDS)),
+    **dict.fromkeys(("start", "end", "seconds", "spread", "bound", "each"), (0, MOST_SECONDS)),
     "probability": (0, 1),
     "rate": (0, MOST_RATE),
+    "by": (-MOST_SECONDS, MOST_SECONDS),
 }
 _COUNTS = {
     "every": (1, MOST_COUNT),
     "copies": (1, MOST_COPIES),
     "exit_code": (0, 255),
+    "bit": (0, MOST_BIT),
 }
 _found: Counter[tuple[str, str]] = Counter()

@@ -31,6 +31,11 @@ CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
     "pause": ({"seconds": 1.0, "budget": 1}, {"seconds": 3.0, "budget": 1}),
     "crash": ({"budget": 1},),
     "stop": ({"seconds": 1.0}, {"seconds": 3.0}),
+    "corrupt": ({}, {"bit": 30}),
+    "reply_corrupt": ({}, {"bit": 30}),
+    "memory": ({"bytes": 2**24, "seconds": 1.0},),
+    "store": ({"seconds": 3.0}, {"seconds": 3.0, "each": 0.2}),
+    "clock": ({"by": 3600.0}, {"by": -3600.0}, {"by": 10.0}),
 }
 #: Faults of a link or a worker for the whole run, by name: kinds of rules with these settings.
 LINKS: dict[str, dict[str, Any]] = {
