@@ -14,13 +14,13 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "keys.h"
+#include "seeds.h"
 #include "socket_pair.h"
 #include "tls.h"
 
@@ -29,12 +29,6 @@ namespace rpc_backends::zeromq {
 namespace {
 
 using Handshake = TlsChannel::Handshake;
-
-void check(bool holds) {
-  if (!holds) {
-    std::abort();
-  }
-}
 
 void put(int fd, const std::string& data) {
   [[maybe_unused]] const ssize_t sent = ::send(fd, data.data(), data.size(), MSG_NOSIGNAL);
@@ -244,31 +238,24 @@ void seal_as_stranger(const std::string& contents) {
   check(got == -1 || !is_allowed || read == sent);
 }
 
-void write_seeds(const std::filesystem::path& folder) {
-  const Peer one;
+std::vector<std::string> all_seeds() {
+  const Peer peer;
   auto [end, other] = socket_pair();
-  const auto caller = one.context.connecting(std::move(end), one.keys.first);
+  const auto caller = peer.context.connecting(std::move(end), peer.keys.first);
   caller->shake_hands();
   const std::string hello = received(other->get());
-  int number = 0;
-  for (const std::string& seed :
-       {std::string("\0", 1) + hello, std::string("\1", 1) + hello, std::string("\2\0\0\0", 4),
-        std::string("\2\5\0\1\x30\0\x10", 7), std::string("\3\7\0\1\x50\1\x20", 7), std::string("\4\0\0\0", 4),
-        std::string("\4\3\0\1\x50\1\x20", 7), std::string("\x08\x17\4data\x17\0\x16\5\x18\0\0\1\0\x15\2\1\0", 21)}) {
-    std::ofstream(folder / ("seed-" + std::to_string(number++)), std::ios::binary) << seed;
-  }
+  return {std::string("\0", 1) + hello,         std::string("\1", 1) + hello,
+          std::string("\2\0\0\0", 4),           std::string("\2\5\0\1\x30\0\x10", 7),
+          std::string("\3\7\0\1\x50\1\x20", 7), std::string("\4\0\0\0", 4),
+          std::string("\4\3\0\1\x50\1\x20", 7), std::string("\x08\x17\4data\x17\0\x16\5\x18\0\0\1\0\x15\2\1\0", 21)};
 }
 
 }  // namespace
 
 }  // namespace rpc_backends::zeromq
 
-extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
-  if (const char* folder = std::getenv("FUZZ_WRITE_SEEDS")) {
-    rpc_backends::zeromq::write_seeds(folder);
-    std::exit(0);
-  }
-  return 0;
+std::vector<std::string> seeds() {
+  return rpc_backends::zeromq::all_seeds();
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

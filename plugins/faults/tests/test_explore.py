@@ -94,6 +94,19 @@ def test_the_reports_name_the_failure(double_update: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_logs_say_how_much_memory_each_worker_has_at_its_end(double_update: Path) -> None:
+    ends = [
+        event["memory"]
+        for log in double_update.glob("failures/*/logs/*.jsonl")
+        for event in map(json.loads, log.read_text().splitlines())
+        if event["event"] == "end of log"
+    ]
+
+    assert len(ends) == 2
+    assert min(ends) > 2**20
+
+
+@pytest.mark.slow
 def test_the_written_test_fails(double_update: Path) -> None:
     (test,) = double_update.glob("failures/*/test_failure.py")
     done = subprocess.run(

@@ -228,6 +228,23 @@ def test_a_result_is_compared_with_the_fault_free_run(tmp_path: Path) -> None:
         invariants.same_as_without_faults(run, r"parameters (\w+)")
 
 
+def with_memory(folder: Path, mebibytes: int) -> Run:
+    (folder / "logs").mkdir(parents=True)
+    start = '{"t":1.0,"event":"start","worker":"ps","seed":0,"rules":[],"pid":1}\n'
+    end = f'{{"t":2.0,"event":"end of log","memory":{mebibytes * 2**20}}}\n'
+    (folder / "logs" / "ps.jsonl").write_text(start + end)
+    return Run(folder, 0, 1.0)
+
+
+def test_memory_that_a_worker_does_not_give_back_is_named(tmp_path: Path) -> None:
+    run, little = with_memory(tmp_path / "a", 300), with_memory(tmp_path / "b", 110)
+    run.baseline = little.baseline = with_memory(tmp_path / "c", 100)
+
+    invariants.memory_back(little)
+    with pytest.raises(AssertionError, match="ps has 200 MiB more than without faults"):
+        invariants.memory_back(run)
+
+
 def test_a_loss_outside_its_band_is_refused(tmp_path: Path) -> None:
     run = with_output(tmp_path, "loss 3.5\nloss 0.7", 0)
 

@@ -83,7 +83,7 @@ PYBIND11_MODULE(_native, module) {
   bind_transport<ZeroMQTransport>(module)
       .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("fips") = false,
            py::arg("max_message"), py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"),
-           py::arg("wants_proofs") = false, py::arg("bulk_connections") = 1, py::arg("long_link") = 0.0,
+           py::arg("wants_proofs") = false, py::arg("bulk_connections"), py::arg("long_link") = 0.0,
            py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
       .def("bind", &PythonTransport::bind, py::arg("endpoints"), release())
       .def("start", &PythonTransport::start, py::arg("self_id"), release())

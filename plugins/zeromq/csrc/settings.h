@@ -23,7 +23,7 @@ struct Settings {
   bool wants_proofs = false;
   // Connections to each peer for large messages, in addition to the first one. There is one at most within a host, and
   // on links with a shorter round trip than `long_link`, in seconds: several would only fill the queues on the way.
-  uint32_t bulk_connections = 1;
+  uint32_t bulk_connections = 0;
   double long_link = 0;
 
   bool encrypts() const { return !public_key.empty(); }

@@ -53,7 +53,7 @@ class Transport:
         heartbeat_timeout: float,
         handshake_timeout: float,
         wants_proofs: bool = False,
-        bulk_connections: int = 1,
+        bulk_connections: int,
         long_link: float = 0.0,
         on_unknown_key: Callable[[bytes, float], int | None] | None = None,
         on_refused: Callable[[str], object] | None = None,

@@ -55,10 +55,8 @@ def _openssl_version(*, fips: bool) -> str:
         public_key=public,
         secret_key=private,
         fips=fips,
-        max_message=1,
-        heartbeat=1,
-        heartbeat_timeout=1,
         handshake_timeout=1,
+        **ZeroMQRpcBackendOptions().native({}),
     )
     version = transport.metrics()["zeromq.openssl"]
     transport.close(0)

@@ -109,23 +109,23 @@ def described(name: str, rank: int | None) -> str:
 
 
 def check_worker(
-    found: Published, *, group: str, worker_id: int, name: str, rank: int | None
+    published: Published, *, group: str, worker_id: int, name: str, rank: int | None
 ) -> None:
     """Check that a record belongs to the expected worker of this group.
 
     :raises PublicationError: it belongs to another worker or group.
     """
     who = described(name, rank)
-    if found.group != group:
+    if published.group != group:
         raise PublicationError(
             f"the address of {who} in the store belongs to another group, for example an earlier "
             f"one. {_FOREIGN}"
         )
-    expected = (worker_id, name, found.rank if rank is None else rank)
-    if (found.worker_id, found.name, found.rank) != expected:
+    expected = (worker_id, name, published.rank if rank is None else rank)
+    if (published.worker_id, published.name, published.rank) != expected:
         raise PublicationError(
-            f"the address of {who} in the store is that of worker {found.name!r} (rank {found.rank}). "
-            f"{_FOREIGN}"
+            f"the address of {who} in the store is that of worker {published.name!r} "
+            f"(rank {published.rank}). {_FOREIGN}"
         )
 
 
@@ -140,8 +140,8 @@ def proof_between(
     :param what: what the proof is shown for, for example ``greeting``.
     """
     words = [form.word, what, of.group]
-    for one in (of, to):
-        words += [str(one.worker_id), one.session]
+    for worker in (of, to):
+        words += [str(worker.worker_id), worker.session]
     return hmac.digest(_key(purpose, of.group, secret), " ".join(words).encode(), "sha256")
 
 

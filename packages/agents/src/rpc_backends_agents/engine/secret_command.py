@@ -44,7 +44,7 @@ def command(out: Path | None, as_json: bool) -> None:
     fingerprint = secret.parse(text, "the new secret").fingerprint
     if out is None:
         if as_json:
-            names = {one: secret.variable(one) for one in _BACKENDS}
+            names = {backend: secret.variable(backend) for backend in _BACKENDS}
             print_json({"secret": text, "fingerprint": fingerprint, "variables": names})
         else:
             click.echo(text)
@@ -52,7 +52,7 @@ def command(out: Path | None, as_json: bool) -> None:
     path = out.expanduser().absolute()
     _write(path, text)
     if as_json:
-        names = {one: secret.file_variable(one) for one in _BACKENDS}
+        names = {backend: secret.file_variable(backend) for backend in _BACKENDS}
         print_json({"file": str(path), "fingerprint": fingerprint, "variables": names})
         return
     click.echo(f"Written: {path} (fingerprint {fingerprint})")

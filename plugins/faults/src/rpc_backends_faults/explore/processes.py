@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rpc_backends_faults import running, settings
+from rpc_backends_faults import settings
 from rpc_backends_faults.explore import diagnosis, watchdog
 from rpc_backends_faults.explore.runs import Run
 
@@ -76,7 +77,7 @@ class RunningProgram:
         ours = {settings.SEED, settings.REPLAY}
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         # Several runs at the same time need a port each.
-        environment["MASTER_PORT"] = str(running.free_port())
+        environment["MASTER_PORT"] = str(free_port())
         environment |= {
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self._folder / "tmp"),
@@ -158,6 +159,13 @@ def _size(folder: Path) -> int:
         with contextlib.suppress(OSError):
             size += path.stat().st_size
     return size
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def resolved(command: Sequence[str]) -> tuple[str, ...]:
