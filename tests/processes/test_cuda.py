@@ -24,6 +24,9 @@ pytestmark = pytest.mark.slow
 MAPS = {name: {"cuda:0": "cuda:0"} for name in ("worker0", "worker1")}
 #: With these options, UCX moves CUDA memory itself.
 DIRECT = {"device_memory": {"cuda": "cuda"}}
+#: The engines on the agent of this project. Torch's TensorPipe ends the process if it has to send an
+#: empty, a sparse or a quantized tensor on a CUDA device (seen with torch 2.11).
+OURS = ["ZEROMQ", "UCX", "UCX direct"]
 #: Elements of a float tensor that ZEROMQ and UCX send in many pieces.
 LARGE = (64 << 20) // 4 + 1000
 
@@ -38,7 +41,7 @@ def join(me: WorkerContext, url: str, engine: str) -> None:
     steps.join(me, url, backend=backend, device_maps=MAPS, **options)
 
 
-@pytest.fixture(scope="module", params=["TENSORPIPE", "ZEROMQ", "UCX", "UCX direct"])
+@pytest.fixture(scope="module", params=["TENSORPIPE", *OURS])
 def group(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
@@ -108,7 +111,6 @@ def test_a_large_tensor_goes_there_and_back(group: Any) -> None:
 def send_mixed(me: WorkerContext) -> None:
     mixed = (
         torch.ones(3),
-        torch.ones(0, device="cuda:0"),
         torch.arange(6.0, device="cuda:0").view(2, 3).t(),
         torch.ones(100, 100, device="cuda:0")[::7, ::9],
         torch.arange(5, device="cuda:0", dtype=torch.bfloat16),
@@ -124,6 +126,17 @@ def send_mixed(me: WorkerContext) -> None:
 
 def test_dtypes_strides_and_cpu_tensors_travel_together(group: Any) -> None:
     group[0].call(send_mixed)
+
+
+def send_empty(me: WorkerContext) -> None:
+    x = torch.ones(3, 0, device="cuda:0")
+    (back,) = rpc.rpc_sync("worker1", send_back, args=(x,))
+    assert (str(back.device), back.shape) == ("cuda:0", x.shape)
+
+
+@pytest.mark.parametrize("group", OURS, indirect=True)
+def test_an_empty_tensor_on_a_device_travels(group: Any) -> None:
+    group[0].call(send_empty)
 
 
 def keep_views(me: WorkerContext) -> None:
@@ -148,7 +161,7 @@ def send_unfinished(me: WorkerContext) -> None:
         assert future.wait()[1].eq(2 * number).all()
 
 
-@pytest.mark.parametrize("group", ["ZEROMQ", "UCX", "UCX direct"], indirect=True)
+@pytest.mark.parametrize("group", OURS, indirect=True)
 def test_a_call_sends_what_the_callers_stream_would_see(group: Any) -> None:
     """Neither unfinished work before the call nor work after it spoils the values.
 
@@ -217,12 +230,14 @@ def test_distributed_autograd_and_optimizer_work_on_devices(group: Any) -> None:
 
 def send_sparse(me: WorkerContext) -> None:
     indices = torch.tensor([[0, 1, 3], [2, 0, 1]])
-    x = torch.sparse_coo_tensor(indices, torch.tensor([3.0, 4.0, 5.0]), (4, 3)).to("cuda:0")
+    x = torch.sparse_coo_tensor(indices, torch.tensor([3.0, 4.0, 5.0]), (4, 3), device="cuda:0")
+    x = x.coalesce()  # torch's futures refuse other ones
     (back,) = rpc.rpc_sync("worker1", send_back, args=(x,))
     assert (str(back.device), back.layout) == ("cuda:0", torch.sparse_coo)
     assert back.to_dense().equal(x.to_dense())
 
 
+@pytest.mark.parametrize("group", OURS, indirect=True)
 def test_a_sparse_tensor_on_a_device_travels(group: Any) -> None:
     group[0].call(send_sparse)
 
@@ -234,6 +249,7 @@ def send_quantized(me: WorkerContext) -> None:
     assert back.dequantize().tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize("group", OURS, indirect=True)
 def test_a_quantized_tensor_on_a_device_travels(group: Any) -> None:
     group[0].call(send_quantized)
 
