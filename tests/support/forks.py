@@ -2,7 +2,6 @@
 
 Each is forked from one process. That takes milliseconds, and importing torch takes two seconds of a core.
 So are the interpreters that the program starts for its worker processes; see `support.spare`.
-TENSORPIPE uses only TCP there; see `support.tcp_only`.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ import faulthandler, gc, importlib, json, os, select, signal, sys, traceback, ty
 import click, importlib_metadata, packaging.requirements, packaging.version, pluggy, rich.console
 import pytest, rich.table, torch, torch.distributed.rpc
 sys.path.insert(0, sys.argv[1])
-import spare, tcp_only
+import spare
 del sys.path[0]
-tcp_only.install()
 gc.freeze()
 job = None
 for line in iter(sys.stdin.readline, ""):
