@@ -42,13 +42,13 @@ class Bar:
         middle = (self.low + self.high) / 2
         return f"{middle:.2f} +/- {self.high - middle:.2f}"
 
-    def judge(self, found: Ratio | None) -> Verdict:
+    def judge(self, ratio: Ratio | None) -> Verdict:
         """Judge a ratio by its interval; "open" if that contains a limit, or rounds were too few."""
-        if found is None or found.pairs < ENOUGH:
+        if ratio is None or ratio.pairs < ENOUGH:
             return "open"
-        if self.low <= found.low and found.high <= self.high:
+        if self.low <= ratio.low and ratio.high <= self.high:
             return "met"
-        return "NOT MET" if found.low > self.high or found.high < self.low else "open"
+        return "NOT MET" if ratio.low > self.high or ratio.high < self.low else "open"
 
 
 @dataclass
@@ -86,12 +86,12 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as JSON values, with every measured value."""
-        found = self.ratio
+        ratio = self.ratio
         return {
             "section": self.section,
             "name": self.name,
-            "ratio": found and found.middle,
-            "interval": found and [found.low, found.high],
+            "ratio": ratio and ratio.middle,
+            "interval": ratio and [ratio.low, ratio.high],
             "bar": str(self.bar or ""),
             "verdict": self.verdict,
             "ours": self.ours,
@@ -135,14 +135,14 @@ class Report:
         :param values: our time and the reference's, in seconds.
         """
         new = Comparison(section, name, bar)
-        one = self._comparisons.setdefault((section, name), new)
-        one.ours.append((*at, values[0]))
-        one.reference.append((*at, values[1]))
+        comparison = self._comparisons.setdefault((section, name), new)
+        comparison.ours.append((*at, values[0]))
+        comparison.reference.append((*at, values[1]))
 
     def finish(self, arguments: argparse.Namespace) -> bool:
         """Print the table and write the ``--json`` file; return whether no bar is missed."""
         self.machine.update(machine.finished())
-        comparisons = sorted(self._comparisons.values(), key=lambda one: one.section)
+        comparisons = sorted(self._comparisons.values(), key=lambda comparison: comparison.section)
         console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
         console.print(self._table(comparisons))
         console.print(f"[dim]{machine.summary(self.machine)}[/]")

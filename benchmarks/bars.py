@@ -63,7 +63,9 @@ def restricted(plan: Plan, places: Iterable[Place]) -> Plan:
     return replace(
         plan,
         only=tuple(row for row in wanted if wanted[row]),
-        in_flight=tuple(one for one in plan.in_flight if one in wanted["throughput.inflight"]),
+        in_flight=tuple(
+            number for number in plan.in_flight if number in wanted["throughput.inflight"]
+        ),
         sizes=tuple(sorted(wanted["size.echo"] | wanted["size.oneway"])),
         groups=tuple(group for group in plan.groups if group[0] in wanted["group.start"]),
         joins=tuple(join for join in plan.joins if join[0] in wanted["group.join"]),
@@ -77,7 +79,7 @@ def measure(
 
     :returns: whether no backend failed, and whether the run was interrupted.
     """
-    places = {place: bar for one in bars.values() for place, bar in one.items()}
+    places = {place: bar for by_place in bars.values() for place, bar in by_place.items()}
     subjects = [*map(parse, bars), replace(parse(reference), label=CONTROL), parse(reference)]
     results, interrupted = measure_plan(
         restricted(plan, places), subjects, awake=False, quiet=False
@@ -86,7 +88,7 @@ def measure(
         print(f"{problem.label}, {problem.at}: {problem.text}", file=sys.stderr)
     for label in results.labels[:-1]:
         for row, x in bars.get(label, places):
-            ours, theirs = (results.of(row, x, one) for one in (label, reference))
+            ours, theirs = (results.of(row, x, side) for side in (label, reference))
             report.add(
                 Comparison(
                     f"{label} against {reference}",
@@ -118,7 +120,7 @@ def main() -> int:
     from rpc_backends_core import records
 
     installed = {record.name for record in records()}
-    chosen = arguments.backends or [one for one in known if parse(one).name in installed]
+    chosen = arguments.backends or [name for name in known if parse(name).name in installed]
     plan = replace(QUICK if arguments.quick else FULL, seed=arguments.seed)
     report = Report(
         *("Backends against stock torch", "ours", "stock torch"),

@@ -59,8 +59,10 @@ def make_environments(folder: Path) -> tuple[Environment, Environment]:
     Both see the same third-party packages: torch reads the metadata of each when it is imported.
     """
     ours = distributions(ROOT)
-    needed = {one for path in ours for one in read_project(path).get("dependencies", [])}
-    others = {one for one in needed if not one.startswith("rpc-backend")}
+    needed = {
+        requirement for path in ours for requirement in read_project(path).get("dependencies", [])
+    }
+    others = {requirement for requirement in needed if not requirement.startswith("rpc-backend")}
     base = Environment.of_links(folder / "base", {*others, "numpy"})  # torch warns without numpy
     installed = Environment.on(base, folder / "installed")
     installed.install(*build_wheels(ours, folder / "dist").values())

@@ -1,8 +1,10 @@
-"""Measure what the flight recorder, OpenTelemetry, and interceptors in Python add to a call.
+"""Measure what fault injection, the recorder, OpenTelemetry and interceptors in Python add to a call.
 
 On TENSORPIPE and on ZEROMQ (or others, with --backend), no-ops from one process to another, one at a
 time and with calls in flight (their total time, per call). Both processes have the interceptor:
 
+* *faults*: fault injection without a rule (`RPC_BACKENDS_FAULTS=on`), and *100 rules*, none of which
+  matches a message;
 * *recorder*: the recorder of rpc-backends-inspect;
 * *opentelemetry*: traces of 1 % of the calls, and metrics of all, sent to a server that drops them;
 * *observer*: `on_end` is called after each call, which does not wait for it;
@@ -39,6 +41,8 @@ BACKENDS = ("TENSORPIPE", "ZEROMQ")
 SIDES: dict[str, dict[str, str]] = {
     "bare": {},
     "control": {},
+    "faults": {"RPC_BACKENDS_FAULTS": "on"},
+    "100 rules": {},  # main() adds the path of the rules
     "recorder": {"RPC_BACKENDS_RECORDER": "on"},
     "opentelemetry": {
         "RPC_BACKENDS_OTEL": "1",
@@ -50,6 +54,8 @@ SIDES: dict[str, dict[str, str]] = {
 }
 #: With the recorder, a no-op takes up to 1.03 times as long, and calls in flight reach 0.97 of the rate.
 _BARS = {
+    "faults": {"no-op": Bar(1.02, 0.98), "calls in flight": Bar(1.02, 0.98)},
+    "100 rules": {"no-op": Bar(1.05), "calls in flight": Bar(1.05)},
     "recorder": {"no-op": Bar(high=1.03), "calls in flight": Bar(high=1 / 0.97)},
     "opentelemetry": {"no-op": Bar(high=1.05), "calls in flight": Bar(high=1.05)},
 }
@@ -79,8 +85,17 @@ def rpc_backends_agent():
 """
 
 
-def write_hook_package(folder: Path) -> None:
-    """Write an installed hook package into a folder for `PYTHONPATH`."""
+#: Half of the rules name a function, because the function is the most expensive property to read.
+RULES = "".join(
+    f'[[rule]]\nname = "never-{n}"\nwhat = "drop"\n'
+    + (f'function = "*.train.step_{n}"\n' if n % 2 else 'receiver = "worker0"\n')
+    for n in range(100)
+)
+
+
+def write_files(folder: Path) -> None:
+    """Write the rules, and an installed hook package for `PYTHONPATH`."""
+    (folder / "rules.toml").write_text(RULES)
     (folder / "measured_interceptor.py").write_text(HOOK)
     metadata = folder / "measured_interceptor-1.dist-info"
     metadata.mkdir()
@@ -204,8 +219,9 @@ def main() -> int:
                 progress.advance(1)
 
     with tempfile.TemporaryDirectory() as folder:
-        write_hook_package(Path(folder))
+        write_files(Path(folder))
         sys.path.append(folder)  # workers get the same path
+        SIDES["100 rules"] = {"RPC_BACKENDS_FAULTS": f"{folder}/rules.toml"}
         return run(report, arguments, arguments.sets * len(backends), measure_all)
 
 

@@ -78,9 +78,9 @@ def draw(results: Results, file: Path) -> None:
     for name, (colour, marker) in ENGINES.items():
         ratios = []
         for row, x, _ in ROWS:
-            found = results.ratio(row, x, name)
-            assert found is not None, f"{row} {x} of {name} was not measured"
-            ratio = found.middle
+            spread = results.ratio(row, x, name)
+            assert spread is not None, f"{row} {x} of {name} was not measured"
+            ratio = spread.middle
             ratios.append(1 / ratio if row.startswith("throughput") else ratio)
         axes.plot(ratios, range(len(ROWS)), marker, color=colour, label=name, markersize=7)
     axes.axvline(1, color="#444444", linewidth=1)

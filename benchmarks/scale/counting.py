@@ -158,7 +158,7 @@ class _Counted:
         try:
             self._workers.run(worker_tasks.prepare)
             self._count.before = self._holdings()
-            self._own = sum(one["own"] for one in self._count.before)
+            self._own = sum(holdings["own"] for holdings in self._count.before)
             self._requests, self._calls = self._relay.requests(), self._sent()
         except BaseException:
             self._end()
@@ -192,10 +192,10 @@ class _Counted:
         new = [now.since(before) for now, before in zip(requests, self._requests, strict=True)]
         phase = Phase(
             name,
-            requests=[dict(sorted(one.kinds.items())) for one in new],
-            store_sent=[one.sent for one in new],
-            store_received=[one.received for one in new],
-            store_connections=[one.connections for one in new],
+            requests=[dict(sorted(made.kinds.items())) for made in new],
+            store_sent=[made.sent for made in new],
+            store_received=[made.received for made in new],
+            store_connections=[made.connections for made in new],
             calls=[now.get("calls", 0) - old.get("calls", 0) for now, old in self._both(calls)],
             call_bytes=[
                 now.get("bytes", 0) - old.get("bytes", 0) for now, old in self._both(calls)
@@ -225,7 +225,7 @@ class _Counted:
     def _look(self) -> list[Holdings]:
         """Return each worker's resources; compute how much memory a connected pair takes."""
         held = self._holdings()
-        grown = sum(one["own"] for one in held) - self._own
+        grown = sum(holdings["own"] for holdings in held) - self._own
         if calls := sum(call.get("calls", 0) for call in self._calls) - self._calls_seen:
             self._pair = grown / calls
         self._own += grown

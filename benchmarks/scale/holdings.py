@@ -44,19 +44,19 @@ def available_memory() -> int:
 
 def _holdings(pid: int, states: dict[str, str]) -> Holdings:
     links = [_target(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    found: Holdings = {"connections": 0, "listeners": 0, "files": len(links)}
+    holdings: Holdings = {"connections": 0, "listeners": 0, "files": len(links)}
     for link in links:
         if (match := _SOCKET.fullmatch(link)) and (state := states.get(match[1])):
-            found[state] += 1
-    found["threads"] = len(list(Path(f"/proc/{pid}/task").iterdir()))
+            holdings[state] += 1
+    holdings["threads"] = len(list(Path(f"/proc/{pid}/task").iterdir()))
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name in _MEMORY:
-            found[_MEMORY[name]] = int(rest.split()[0]) * 1024
+            holdings[_MEMORY[name]] = int(rest.split()[0]) * 1024
     # User and kernel time of all threads, in ticks of 10 ms.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    found["processor"] = (int(fields[11]) + int(fields[12])) / 100
-    return found
+    holdings["processor"] = (int(fields[11]) + int(fields[12])) / 100
+    return holdings
 
 
 def _target(path: Path) -> str:

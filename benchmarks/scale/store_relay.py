@@ -125,7 +125,7 @@ class StoreRelay:
         return [request.copy() for request in self._requests]
 
     async def _serve(
-        self, one: Requests, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, requests: Requests, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         me = asyncio.current_task()
         assert me is not None
@@ -134,26 +134,26 @@ class StoreRelay:
         ends = contextlib.suppress(ConnectionError, asyncio.CancelledError)
         with contextlib.closing(writer), ends:
             try:
-                await self._relay(one, reader, writer)
+                await self._relay(requests, reader, writer)
             except Exception as error:
                 self._failures.append(error)
                 raise
 
     async def _relay(
-        self, one: Requests, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, requests: Requests, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         # A connection without data only tested whether the port is open. It is not counted.
         if not (data := await reader.read(_CHUNK)):
             return
-        one.connections += 1
+        requests.connections += 1
         from_store, to_store = await asyncio.open_connection("127.0.0.1", self._store.port)
-        answers = asyncio.ensure_future(_pass_back(one, from_store, writer))
+        answers = asyncio.ensure_future(_pass_back(requests, from_store, writer))
         parser = Parser()
         try:
             with contextlib.closing(to_store):
                 while data:
-                    one.sent += len(data)
-                    one.kinds.update(parser.feed(data))
+                    requests.sent += len(data)
+                    requests.kinds.update(parser.feed(data))
                     to_store.write(data)
                     data = await reader.read(_CHUNK)
         finally:
@@ -162,8 +162,8 @@ class StoreRelay:
 
 
 async def _pass_back(
-    one: Requests, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    requests: Requests, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     while data := await reader.read(_CHUNK):
-        one.received += len(data)
+        requests.received += len(data)
         writer.write(data)

@@ -279,9 +279,9 @@ def main() -> int:
     tolerances["rss_mib"] = replace(tolerances["rss_mib"], most=plan.most_mib)
     verdicts = verdicts_of(samples, tolerances)
     counts: collections.Counter[str] = collections.Counter()
-    for one in reports.values():
-        counts.update(one["counts"])
-    wrong = [f"{name}: {text}" for name, one in reports.items() for text in one["wrong"]]
+    for told in reports.values():
+        counts.update(told["counts"])
+    wrong = [f"{name}: {text}" for name, told in reports.items() for text in told["wrong"]]
     if where is not None:
         report = {
             "plan": {
@@ -290,7 +290,7 @@ def main() -> int:
             },
             "calls": dict(counts),
             "wrong": wrong,
-            "longest": max(one["longest"] for one in reports.values()),
+            "longest": max(told["longest"] for told in reports.values()),
             "verdicts": [verdict.as_dict() for verdict in verdicts],
             "samples": samples,
         }
@@ -301,7 +301,7 @@ def main() -> int:
     for name, number in sorted(counts.items()):
         print(f"  {name}: {number}")
     if plan.peers:
-        longest = max(one["longest"] for one in reports.values())
+        longest = max(told["longest"] for told in reports.values())
         print(
             f"  the longest call took {longest:g} s; a call times out after "
             f"{traffic.CALL_TIMEOUT_S:g} s"

@@ -204,10 +204,10 @@ class Traffic:
             return self.me.name
         return chance.choice(self.peers() or [self.me.name])
 
-    def expect(self, found: torch.Tensor, wanted: torch.Tensor) -> None:
+    def expect(self, got: torch.Tensor, wanted: torch.Tensor) -> None:
         """Raise an AssertionError if two tensors are not equal."""
-        if not torch.equal(found, wanted):
-            raise AssertionError(f"expected {wanted!r}, got {found!r}")
+        if not torch.equal(got, wanted):
+            raise AssertionError(f"expected {wanted!r}, got {got!r}")
 
     def run(self, seed: int) -> None:
         """Make random calls in sequence until ``stop`` is set."""

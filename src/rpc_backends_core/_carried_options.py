@@ -111,7 +111,7 @@ def _settable(kind: type) -> list[str]:
 
 
 def _refuse_devices(name: str, left_out: Mapping[str, Any]) -> None:
-    devices = [one for one in _DEVICES if one in left_out]
+    devices = [option for option in _DEVICES if option in left_out]
     if devices:
         asked = " and ".join(f"{device}={_plain(left_out[device])!r}" for device in devices)
         raise ValueError(

@@ -136,10 +136,10 @@ def reporting_wrong_agent(resolved: ResolvedBackend, agent: Any) -> Iterator[Non
         raise wrong_agent(resolved, agent) from error
 
 
-def wrong_agent(resolved: ResolvedBackend, found: Any) -> BackendContractError | HookError:
+def wrong_agent(resolved: ResolvedBackend, result: Any) -> BackendContractError | HookError:
     """Return the error for something that a backend or a hook returned instead of an agent."""
     must = "it must return the agent that it has started, a torch.distributed.rpc.RpcAgent"
-    return _wrong_result(resolved, INIT, found, must)
+    return _wrong_result(resolved, INIT, result, must)
 
 
 def hook_packages(hooks: Any, name: str) -> list[str]:
@@ -152,21 +152,21 @@ def hook_packages(hooks: Any, name: str) -> list[str]:
     ]
 
 
-def shown(found: Any) -> str:
+def shown(value: Any) -> str:
     """Return a value as text with its type, for error messages that reject the value."""
-    text = repr(found)
-    if found is None:
+    text = repr(value)
+    if value is None:
         return text
     if len(text) > _LONGEST_REPR:
         text = f"{text[: _LONGEST_REPR - 3]}..."
-    return f"{text} of type {type(found).__name__}"
+    return f"{text} of type {type(value).__name__}"
 
 
 def _wrong_result(
-    resolved: ResolvedBackend, which: str, found: Any, must: str
+    resolved: ResolvedBackend, which: str, result: Any, must: str
 ) -> BackendContractError | HookError:
     error = (
-        f"the {_description(resolved, which)} returned {shown(found)}; {must}. "
+        f"the {_description(resolved, which)} returned {shown(result)}; {must}. "
         f"{_remedy(resolved.record)}"
     )
     packages = hook_packages(resolved.hooks, _HOOKS[which])

@@ -30,7 +30,7 @@ def interface_of(address: str, among: list[Interface]) -> str | None:
         if interface.address == address:
             return interface.name
     if is_loopback(address):
-        return next((one.name for one in among if is_loopback(one.address)), None)
+        return next((interface.name for interface in among if is_loopback(interface.address)), None)
     return None
 
 

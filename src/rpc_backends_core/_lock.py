@@ -175,7 +175,7 @@ def differences(packages: Iterable[Package], scan: Scan | None = None) -> list[s
 
     :param scan: the packages that were found; None to search for them.
     """
-    locked = {_normal(one.distribution): one for one in packages}
+    locked = {_normal(package.distribution): package for package in packages}
     texts = []
     there = set()
     for distribution in _distributions(scan if scan is not None else _discovery.scan()):
@@ -186,8 +186,8 @@ def differences(packages: Iterable[Package], scan: Scan | None = None) -> list[s
         else:
             texts += [f"{distribution.origin}: {text}" for text in _changes(package, distribution)]
     texts += [
-        f"{one.distribution} {one.version} is in the lock, but is not installed"
-        for key, one in locked.items()
+        f"{package.distribution} {package.version} is in the lock, but is not installed"
+        for key, package in locked.items()
         if key not in there
     ]
     return texts

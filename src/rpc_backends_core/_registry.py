@@ -399,8 +399,8 @@ def _fresh(error: BaseException | None) -> BaseException:
     return copy
 
 
-def _equal_without_case(one: str, other: str) -> bool:
-    return one.casefold() == other.casefold()
+def _equal_without_case(name: str, other: str) -> bool:
+    return name.casefold() == other.casefold()
 
 
 def _torch_version() -> str | None:

@@ -106,17 +106,6 @@ def test_bars_compares_with_stock_torch_and_a_control(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_discovery_compares_scans_of_each_size(tmp_path: Path) -> None:
-    file = tmp_path / "discovery.json"
-
-    run("discovery.py", "--rounds", "1", "--json", str(file))
-
-    found = json.loads(file.read_text())["comparisons"]
-    assert len(found) == 3 * 6
-    assert all(one["ratio"] > 0 for one in found)
-
-
-@pytest.mark.thorough
 def test_import_cost_measures_all_situations() -> None:
     done = run("import_cost.py", "--rounds", "2", "--json")
 
@@ -127,13 +116,14 @@ def test_import_cost_measures_all_situations() -> None:
 
 
 @pytest.mark.thorough
-def test_faults_measures_rules_no_rules_and_a_control(tmp_path: Path) -> None:
-    if find_spec("rpc_backends_faults") is None or find_spec("rpc_backend_zeromq") is None:
-        pytest.skip("rpc-backends-faults or rpc-backend-zeromq is not installed")
-    file = tmp_path / "faults.json"
+def test_interceptors_measures_fault_rules_and_a_control(tmp_path: Path) -> None:
+    if find_spec("rpc_backends_faults") is None:
+        pytest.skip("rpc-backends-faults is not installed")
+    file = tmp_path / "interceptors.json"
+    sides = [word for side in ("control", "faults", "100 rules") for word in ("--side", side)]
 
-    run("faults.py", "--quick", "--json", str(file))
+    run("interceptors.py", "--quick", "--backend", "TENSORPIPE", *sides, "--json", str(file))
 
-    found = json.loads(file.read_text())["comparisons"]
-    assert len(found) == 2 * 3 * 3
-    assert all(one["ratio"] > 0 for one in found)
+    comparisons = json.loads(file.read_text())["comparisons"]
+    assert len(comparisons) == 3 * 2
+    assert all(comparison["ratio"] > 0 for comparison in comparisons)

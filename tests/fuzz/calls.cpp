@@ -1,22 +1,16 @@
 // For any bytes, the reader of pickled calls returns names that are short enough and lie in the input, or nothing.
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "inspect/pickled_call.h"
+#include "seeds.h"
 
 namespace rpc_backends {
 
 namespace {
-
-void check(bool holds) {
-  if (!holds) {
-    std::abort();
-  }
-}
 
 void run(std::string_view bytes) {
   const PickledCall call = read_call(bytes);
@@ -50,9 +44,8 @@ std::string global(std::string_view module, std::string_view name) {
 const std::string kRRef = bytes("(K\x00K\x01J\x07\x00\x00\x00K\x00\x8a\x05\x01\x02\x03\x04\x05K\x00") +
                           text("PyObject") + "t\x94\x85\x94R\x94";
 
-// Writes calls of each kind that torch makes.
-void write_seeds(const char* folder) {
-  std::filesystem::create_directories(folder);
+// Calls of each kind that torch makes.
+std::vector<std::string> all_seeds() {
   const std::string head =
       bytes("\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00") + global("torch.distributed.rpc.internal", "PythonUDF");
   const std::string calls[] = {
@@ -62,27 +55,23 @@ void write_seeds(const char* folder) {
       global("_remote_module_non_scriptable", "_remote_forward") + "(" + kRRef + text("cpu") + "\x89t}\x87\x81.",
       global("torch.distributed.nn.api.remote_module", "_create_module") + "(" + global("torch.nn", "Linear") + "t.",
   };
-  int number = 0;
+  std::vector<std::string> all{bytes("\x80\x04") + global("train", "Learner") + "."};
   for (const std::string& call : calls) {
     const std::string python = head + call;
     std::string remote = bytes("\x80\x02(X") + static_cast<char>(python.size());
     remote += std::string(3, '\0') + python + "q" + bytes("\x00K\x01K\x02\x86q\x01K\x01K\x03\x86q\x02t.");
-    for (const std::string& seed : {python, remote, bytes("\x80\x04") + global("train", "Learner") + "."}) {
-      std::ofstream(std::string(folder) + "/seed" + std::to_string(number++), std::ios::binary) << seed;
-    }
+    all.push_back(python);
+    all.push_back(remote);
   }
+  return all;
 }
 
 }  // namespace
 
 }  // namespace rpc_backends
 
-extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
-  if (const char* const folder = std::getenv("FUZZ_WRITE_SEEDS")) {
-    rpc_backends::write_seeds(folder);
-    std::exit(0);
-  }
-  return 0;
+std::vector<std::string> seeds() {
+  return rpc_backends::all_seeds();
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

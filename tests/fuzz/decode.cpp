@@ -8,11 +8,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <vector>
 
+#include "seeds.h"
 #include "wire/codec.h"
 #include "wire/pieces.h"
 #include "wire/tensors.h"
@@ -130,7 +129,7 @@ Parts in_one_part(rpc_backends::Writer& written) {
 }
 
 // A message whose only tensor came in two pieces: one of zeros, and a short one.
-void write_seed_in_pieces(const std::filesystem::path& folder) {
+std::string seed_in_pieces() {
   constexpr uint64_t kShort = 200;
   constexpr uint64_t kSize = rpc_backends::kPieceBytes + kShort;
   rpc_backends::Writer description;
@@ -168,15 +167,14 @@ void write_seed_in_pieces(const std::filesystem::path& folder) {
   Parts rest = parts_of(input_of(parts).data(), input_of(parts).size());
   const auto whole = collect(rest, limits);
   rpc_backends::Copies none;
-  if (!whole || rpc_backends::decode(whole->parts, limits, {}, none, whole->storages).message->tensors().size() != 1) {
-    std::abort();  // the seed is wrong
-  }
+  check(whole && rpc_backends::decode(whole->parts, limits, {}, none, whole->storages).message->tensors().size() == 1);
   const auto input = input_of(parts);
-  std::ofstream file(folder / "pieces", std::ios::binary);
-  file.write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));
+  return {input.begin(), input.end()};
 }
 
-void write_seeds(const std::filesystem::path& folder) {
+}  // namespace
+
+std::vector<std::string> seeds() {
   using torch::distributed::rpc::Message;
   using torch::distributed::rpc::MessageType;
   const at::Tensor matrix = at::arange(24, at::kFloat).view({4, 6});
@@ -196,7 +194,7 @@ void write_seeds(const std::filesystem::path& folder) {
       {at::quantize_per_channel(matrix, at::ones({4}, at::kDouble), at::zeros({4}, at::kLong), 0, at::kQInt8)},
       {at::ones({3}).set_requires_grad(true)},
   };
-  int number = 0;
+  std::vector<std::string> written{seed_in_pieces()};
   for (const auto& tensors : all) {
     for (const MessageType type : {MessageType::PYTHON_CALL, MessageType::PYTHON_RET}) {
       for (const size_t payload : {size_t{0}, size_t{40}, size_t{4200}}) {
@@ -205,22 +203,11 @@ void write_seeds(const std::filesystem::path& folder) {
         const bool is_request = type == MessageType::PYTHON_CALL;
         const rpc_backends::Contexts contexts{{"trace", std::string(16, 'c')}, {"other", ""}};
         const auto input = input_of(rpc_backends::encode(message, 7, is_request ? contexts : rpc_backends::Contexts()));
-        std::ofstream file(folder / ("seed" + std::to_string(number++)), std::ios::binary);
-        file.write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));
+        written.emplace_back(input.begin(), input.end());
       }
     }
   }
-}
-
-}  // namespace
-
-extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
-  if (const char* folder = std::getenv("FUZZ_WRITE_SEEDS")) {
-    write_seeds(folder);
-    write_seed_in_pieces(folder);
-    std::exit(0);
-  }
-  return 0;
+  return written;
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

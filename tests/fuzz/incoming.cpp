@@ -8,24 +8,17 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "../../plugins/ucx/csrc/outgoing.h"
+#include "seeds.h"
 
 namespace rpc_backends::ucx {
 
 namespace {
 
 constexpr uint64_t kMaxMessage = 1 << 16;
-
-void check(bool holds) {
-  if (!holds) {
-    std::abort();
-  }
-}
 
 void look_at(const std::vector<Parts>& complete) {
   for (const Parts& parts : complete) {
@@ -85,16 +78,15 @@ void run(const uint8_t* data, size_t size) {
   look_at(complete);
 }
 
-// Writes messages of all kinds.
-void write_seeds(const char* folder) {
-  std::filesystem::create_directories(folder);
-  int number = 0;
+// Messages of all kinds.
+std::vector<std::string> all_seeds() {
+  std::vector<std::string> written;
   const std::vector<std::vector<size_t>> all{
       {}, {0}, {5}, {5, 0, 100}, {5000}, {10, 5000}, {10, 5000, 6000, 3}, {4096, 4096, 4096}};
   for (const auto& sizes : all) {
     for (const uint8_t at_once : {0, 2}) {
       for (const size_t max_header : {size_t{0}, size_t{6144}}) {
-        std::ofstream file(std::string(folder) + "/seed" + std::to_string(number++), std::ios::binary);
+        std::string& seed = written.emplace_back();
         for (uint64_t message = 0; message < 2; ++message) {
           Parts parts;
           for (const size_t size : sizes) {
@@ -106,28 +98,25 @@ void write_seeds(const char* folder) {
             const uint8_t how = (piece.kind == wire::Kind::kMessage ? 1 : 0) | at_once;
             const auto header_size = static_cast<uint16_t>(piece.header_size);
             const auto payload_size = static_cast<uint16_t>(piece.size);
-            file.put(static_cast<char>(how));
-            file.write(reinterpret_cast<const char*>(&header_size), 2);
-            file.write(reinterpret_cast<const char*>(&payload_size), 2);
-            file.write(static_cast<const char*>(piece.header), header_size);
-            file.write(static_cast<const char*>(piece.data), payload_size);
+            seed.push_back(static_cast<char>(how));
+            seed.append(reinterpret_cast<const char*>(&header_size), 2);
+            seed.append(reinterpret_cast<const char*>(&payload_size), 2);
+            seed.append(static_cast<const char*>(piece.header), header_size);
+            seed.append(static_cast<const char*>(piece.data), payload_size);
           }
         }
       }
     }
   }
+  return written;
 }
 
 }  // namespace
 
 }  // namespace rpc_backends::ucx
 
-extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
-  if (const char* const folder = std::getenv("FUZZ_WRITE_SEEDS")) {
-    rpc_backends::ucx::write_seeds(folder);
-    std::exit(0);
-  }
-  return 0;
+std::vector<std::string> seeds() {
+  return rpc_backends::ucx::all_seeds();
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

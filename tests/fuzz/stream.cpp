@@ -9,24 +9,17 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "../../plugins/zeromq/csrc/message_reader.h"
+#include "seeds.h"
 
 namespace rpc_backends::zeromq {
 
 namespace {
 
 constexpr uint64_t kMaxMessage = 1 << 16;
-
-void check(bool holds) {
-  if (!holds) {
-    std::abort();
-  }
-}
 
 // Returns the reader's results as text when the input arrives in pieces of `size` bytes.
 std::string read_in_pieces(const uint8_t* data, size_t length, size_t size) {
@@ -86,7 +79,7 @@ std::string message(wire::Kind kind, const std::vector<size_t>& sizes) {
   return bytes;
 }
 
-void write_seeds(const std::filesystem::path& folder) {
+std::vector<std::string> all_seeds() {
   wire::Header refusal;
   refusal.kind = static_cast<uint8_t>(wire::Kind::kRefusal);
   refusal.count = 3;
@@ -97,24 +90,21 @@ void write_seeds(const std::filesystem::path& folder) {
       message(wire::Kind::kMessage, std::vector<size_t>(40, 3)) + message(wire::Kind::kPing, {}),
       message(wire::Kind::kPong, {}) + std::string(reinterpret_cast<const char*>(&refusal), sizeof refusal) + "why",
   };
-  int number = 0;
+  std::vector<std::string> all;
   for (const std::string& seed : seeds) {
     for (const char cut : {'\0', '\1', '\x2a'}) {
-      std::ofstream(folder / ("seed-" + std::to_string(number++)), std::ios::binary) << cut << seed;
+      all.push_back(cut + seed);
     }
   }
+  return all;
 }
 
 }  // namespace
 
 }  // namespace rpc_backends::zeromq
 
-extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
-  if (const char* folder = std::getenv("FUZZ_WRITE_SEEDS")) {
-    rpc_backends::zeromq::write_seeds(folder);
-    std::exit(0);
-  }
-  return 0;
+std::vector<std::string> seeds() {
+  return rpc_backends::zeromq::all_seeds();
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -122,7 +112,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size > 1) {
     const std::string whole = read_in_pieces(data + 1, size - 1, size);
     const size_t piece = std::max<size_t>(data[0] < 64 ? data[0] + 1 : data[0] * 37, size / 32);
-    rpc_backends::zeromq::check(read_in_pieces(data + 1, size - 1, piece) == whole);
+    check(read_in_pieces(data + 1, size - 1, piece) == whole);
   }
   return 0;
 }

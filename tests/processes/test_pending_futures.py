@@ -69,6 +69,12 @@ def call_soon(me: WorkerContext) -> None:
     kept.append(rpc.rpc_async("worker1", answer_soon))
 
 
+def answer_when_there(me: WorkerContext) -> int:
+    """Wait for the answer of the call, and return it."""
+    value: int = kept[-1].wait()
+    return value
+
+
 def answer(me: WorkerContext) -> int:
     """Return the answer of the call."""
     value: int = kept[-1].value()
@@ -111,6 +117,40 @@ def test_leaving_a_group_does_not_wait_for_a_future_that_comes_later(
         workers[0].call(time_out, "worker1", called=wait_forever_later)
         workers[1].call(return_soon)
         workers[1].call(steps.leave, timeout=600)
+        workers[0].call(steps.leave)
+
+
+def count_questions(me: WorkerContext) -> None:
+    """Note how many calls this worker makes, and which threads it starts, from now on."""
+    call, start = rpc.rpc_async, threading.Thread.start
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(
+        rpc, "rpc_async", lambda *args, **kw: kept.append("call") or call(*args, **kw)
+    )
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda self: kept.append(self.name) or start(self)
+    )
+
+
+def noted(me: WorkerContext) -> list[Any]:
+    """Return what was noted."""
+    return [what for what in kept if isinstance(what, str)]
+
+
+@pytest.mark.parametrize("unanswered", [False, True])
+def test_leaving_a_group_asks_callers_only_about_unanswered_calls(
+    tmp_path: Path, *, unanswered: bool
+) -> None:
+    with Workers(2, seconds=90) as workers:
+        workers.run(steps.join_dynamic, f"file://{tmp_path}/store", backend="ZEROMQ")
+        if unanswered:
+            workers[0].call(time_out, "worker1")
+        else:
+            workers[0].call(call_soon)
+            assert workers[0].call(answer_when_there) == 3
+        workers[1].call(count_questions)
+        workers[1].call(steps.leave, timeout=600)
+        assert bool(workers[1].call(noted)) == unanswered
         workers[0].call(steps.leave)
 
 

@@ -69,20 +69,20 @@ class TcpEngine final : public GatedTransport::Engine {
 
   void send(int peer, Parts parts, bool reply) override {
     const Lock lock(mutex_);
-    auto found = current_.find({peer, reply});
-    if (found == current_.end()) {
+    auto link_of_peer = current_.find({peer, reply});
+    if (link_of_peer == current_.end()) {
       if (reply || peers_.count(peer) == 0) {
         throw TransportError(reply ? "the worker that waits for this reply has disconnected"
                                    : "the worker is not known");
       }
       const auto link = add_link(stream::open_socket(), peer, false);
-      found = current_.emplace(std::make_pair(peer, false), link).first;
+      link_of_peer = current_.emplace(std::make_pair(peer, false), link).first;
     }
-    if (found->second->broken) {
+    if (link_of_peer->second->broken) {
       throw TransportError("the connection to the worker is lost");
     }
-    found->second->queue.push_back(std::move(parts));
-    found->second->changed.notify_all();
+    link_of_peer->second->queue.push_back(std::move(parts));
+    link_of_peer->second->changed.notify_all();
   }
 
   Received receive(Event& event, GatedTransport::Clock::time_point deadline) override {
@@ -183,9 +183,9 @@ class TcpEngine final : public GatedTransport::Engine {
     std::deque<Parts> unsent;  // released without the mutex, because that may wait for Python
     {
       const Lock lock(mutex_);
-      const auto found = current_.find({link->peer, link->peer_calls});
-      if (found != current_.end() && found->second == link) {
-        current_.erase(found);
+      const auto current = current_.find({link->peer, link->peer_calls});
+      if (current != current_.end() && current->second == link) {
+        current_.erase(current);
       }
       unsent.swap(link->queue);
     }

@@ -34,11 +34,11 @@ void take(const py::dict& settings, const char* key, Value& value,
 }
 
 std::vector<std::pair<const char*, FaultKind>> kinds() {
-  std::vector<std::pair<const char*, FaultKind>> found;
+  std::vector<std::pair<const char*, FaultKind>> kinds;
   for (int i = 0; i <= static_cast<int>(FaultKind::kStop); ++i) {
-    found.emplace_back(kind_name(static_cast<FaultKind>(i)), static_cast<FaultKind>(i));
+    kinds.emplace_back(kind_name(static_cast<FaultKind>(i)), static_cast<FaultKind>(i));
   }
-  return found;
+  return kinds;
 }
 
 // The Python code has checked the settings; an error here is a bug in this package.
@@ -82,11 +82,11 @@ FaultRule rule_from(const py::dict& settings) {
 }
 
 std::vector<std::tuple<std::string, uint64_t, uint64_t>> counts_of(FaultPipeline& pipeline) {
-  std::vector<std::tuple<std::string, uint64_t, uint64_t>> found;
+  std::vector<std::tuple<std::string, uint64_t, uint64_t>> counts;
   for (const FaultCount& count : pipeline.rules.counts()) {
-    found.emplace_back(count.rule, count.matched, count.fired);
+    counts.emplace_back(count.rule, count.matched, count.fired);
   }
-  return found;
+  return counts;
 }
 
 }  // namespace
@@ -148,8 +148,8 @@ PYBIND11_MODULE(_native, module) {
       .def("log_failure", [](FaultPipeline& self) { return self.log.failure(); })
       .def("fault_counts", &counts_of)
       .def("divergence", [](FaultPipeline& self) {
-        FaultRules& rules = self.rules;
-        return std::make_tuple(rules.unrecorded(), rules.first_unrecorded(), rules.missing(), rules.first_missing());
+        const Divergence is = self.rules.divergence();
+        return std::make_tuple(is.unrecorded, is.first_unrecorded, is.missing, is.first_missing);
       });
 }
 

@@ -100,9 +100,9 @@ class FaultCall final : public Observer, public std::enable_shared_from_this<Fau
   void set_outcome(const char* outcome) { outcome_ = outcome; }
 
   const Fault* find(FaultKind kind) const {
-    const auto found =
+    const auto first =
         std::find_if(faults.begin(), faults.end(), [&](const Fault& fault) { return fault.rule->kind == kind; });
-    return found == faults.end() ? nullptr : &*found;
+    return first == faults.end() ? nullptr : &*first;
   }
 
   double held() const {
@@ -290,13 +290,13 @@ void FaultPipeline::release(int peer, const RequestPtr& request) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& queue = waiting_[peer];
-    const auto found =
-        std::find_if(queue.begin(), queue.end(), [&](const Waiting& one) { return one.request == request; });
-    if (found == queue.end()) {
+    const auto waiting =
+        std::find_if(queue.begin(), queue.end(), [&](const Waiting& held) { return held.request == request; });
+    if (waiting == queue.end()) {
       return;
     }
-    call = found->call;
-    queue.erase(found);
+    call = waiting->call;
+    queue.erase(waiting);
     --waiting_now_;
   }
   transmit(*call, request);
@@ -311,13 +311,13 @@ void FaultPipeline::ended(int peer, uint64_t id) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& queue = waiting_[peer];
-    for (auto one = queue.begin(); one != queue.end();) {
-      if (one->call->id >= id || --one->others > 0) {
-        ++one;
+    for (auto held = queue.begin(); held != queue.end();) {
+      if (held->call->id >= id || --held->others > 0) {
+        ++held;
         continue;
       }
-      free.push_back(*one);
-      one = queue.erase(one);
+      free.push_back(*held);
+      held = queue.erase(held);
       --waiting_now_;
     }
   }
@@ -325,9 +325,9 @@ void FaultPipeline::ended(int peer, uint64_t id) {
 }
 
 void FaultPipeline::send_elsewhere(const std::vector<Waiting>& free) {
-  for (const Waiting& one : free) {
-    scheduler_->cancel(one.bound);
-    scheduler_->post([self = shared_from_this(), call = one.call, request = one.request] {
+  for (const Waiting& held : free) {
+    scheduler_->cancel(held.bound);
+    scheduler_->post([self = shared_from_this(), call = held.call, request = held.request] {
       self->transmit(*call, request);
       --self->held_;
     });
@@ -374,15 +374,15 @@ void FaultPipeline::on_stop() {
 }
 
 Metrics FaultPipeline::metrics() const {
-  auto found = rules.metrics();
-  if (!found.empty()) {
-    found["held"] = std::to_string(held_);
+  auto metrics = rules.metrics();
+  if (!metrics.empty()) {
+    metrics["held"] = std::to_string(held_);
   }
   const uint64_t lost = log.failure().first;
   if (lost > 0) {
-    found["log_failures"] = std::to_string(lost);
+    metrics["log_failures"] = std::to_string(lost);
   }
-  return found;
+  return metrics;
 }
 
 }  // namespace rpc_backends

@@ -30,13 +30,14 @@ bool any_matches(const std::vector<std::string>& patterns, const std::string& te
          std::any_of(patterns.begin(), patterns.end(), [&](const auto& pattern) { return matches(pattern, text); });
 }
 
-bool is_of_answers(FaultKind kind) {
-  return kind == FaultKind::kPartition || kind == FaultKind::kBandwidth || kind == FaultKind::kPause;
-}
-
 // Whether a rule makes random decisions.
 bool draws(const FaultRule& rule) {
   return rule.probability < 1 || rule.shape != FaultRule::Shape::kFixed;
+}
+
+// Whether a pause has a length of its own; otherwise it ends with the rule.
+bool has_length(const FaultRule& rule) {
+  return rule.seconds > 0 || rule.spread > 0;
 }
 
 // Whether a rule counts messages.
@@ -44,14 +45,29 @@ bool counts_messages(const FaultRule& rule) {
   return rule.after > 0 || rule.every > 1 || rule.first > 0;
 }
 
-bool same(const FaultRule& one, const FaultRule& other) {
+// What a rule counts a message under.
+std::pair<std::string, uint64_t> count_key(const FaultRule& rule, const FaultMessage& message, size_t keys) {
+  const uint64_t bits = keys < kMostKeys ? ~uint64_t{0} : kKeyBits;
+  return {rule.per == FaultRule::Per::kAll ? "" : message.receiver,
+          rule.per == FaultRule::Per::kPayload ? message.payload & bits : 0};
+}
+
+// Whether a rule's counts choose the message with this number, from 1.
+bool chosen_by_counts(const FaultRule& rule, uint64_t number) {
+  if (number <= rule.after || (number - rule.after) % rule.every != 0) {
+    return false;
+  }
+  return rule.first == 0 || (number - rule.after) / rule.every <= rule.first;
+}
+
+bool same(const FaultRule& rule, const FaultRule& other) {
   const auto all = [](const FaultRule& rule) {
     return std::tie(rule.key, rule.kind, rule.types, rule.senders, rule.receivers, rule.functions, rule.housekeeping,
                     rule.one_way, rule.probability, rule.after, rule.every, rule.first, rule.per, rule.budget,
                     rule.start, rule.end, rule.mark, rule.shape, rule.seconds, rule.spread, rule.others, rule.bound,
                     rule.rate, rule.copies, rule.exit_code, rule.text);
   };
-  return all(one) == all(other);
+  return all(rule) == all(other);
 }
 
 std::string described(const ReplayEntry& entry) {
@@ -183,6 +199,7 @@ std::optional<FaultMessage> FaultRules::decide(const RequestHead& request, Fault
   FaultMessage seen;
   seen.type = request.type();
   seen.wrappers = request.wrappers();
+  seen.receiver_id = request.peer_id();
   seen.receiver = request.peer();
   seen.bytes = request.payload_bytes() + request.tensor_bytes();
   bool has_function = false;
@@ -194,7 +211,7 @@ std::optional<FaultMessage> FaultRules::decide(const RequestHead& request, Fault
     bool ask_payload = false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      Route& route = route_to(request.peer_id(), seen.receiver, seen.type);
+      Route& route = route_to(seen.receiver_id, seen.receiver, seen.type);
       const bool describe = watched_ || replaying_;
       if (!describe && route.all.requests.empty() && route.all.answers.empty()) {
         return std::nullopt;
@@ -243,69 +260,81 @@ FaultMessage FaultRules::decide_locked(FaultMessage seen, const Selected& select
   for (const StatePtr& state : selected.drawing) {
     seen.numbers.emplace_back(state.get(), number(state->numbers, seen));
   }
-  bool is_sent = true;
-  for (const StatePtr& state : selected.requests) {
-    const FaultRule& rule = *state->rule;
-    // A rule decides as if it were the only one: it also counts messages that an earlier rule has ended.
-    const bool paused = rule.kind == FaultKind::kPause && Clock::now() < state->paused_until;
-    const bool chosen = !paused && fires(*state, seen, false);
-    if (!paused && !chosen) {
-      continue;
-    }
-    if (rule.kind == FaultKind::kPause && !any_matches(rule.senders, worker_)) {
-      // The rule pauses another worker, whose answers are then held here. A request to it may start the pause.
-      if (chosen) {
-        seconds_of(*state, seen, false);
-        count(*state, seen);
-      }
-      continue;
-    }
-    if (!is_sent) {
-      continue;  // an earlier rule has ended the message
-    }
-    count(*state, seen, !paused);
-    faults.push_back({state->rule, seconds_of(*state, seen, false)});
-    is_sent = rule.kind != FaultKind::kFail && rule.kind != FaultKind::kDrop && rule.kind != FaultKind::kPartition &&
-              rule.kind != FaultKind::kCrash;
-  }
+  faults = apply_all(selected.requests, seen, false);
   return seen;
 }
 
 Faults FaultRules::decide_answer(const FaultMessage& message, uint64_t bytes) {
-  Faults faults;
   std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) {
-    return faults;
+    return {};
   }
   if (replaying_) {
+    Faults faults;
     replay(message, true, Expected::kMaybe, faults);
     return faults;
   }
-  const bool housekeeping = is_housekeeping(message.function);
-  bool is_lost = false;
-  for (const StatePtr& state : rules_) {
-    const FaultRule& rule = *state->rule;
-    if (!is_of_answers(rule.kind) || !sent_by(rule, message.receiver, worker_) ||
-        (housekeeping && !rule.housekeeping) || !any_matches(rule.types, type_name(message.type)) ||
-        !any_matches(rule.functions, message.function)) {
-      continue;
-    }
-    FaultMessage answer = message;
-    answer.bytes = bytes;
-    if (rule.kind == FaultKind::kPause) {
-      const double left = std::chrono::duration<double>(state->paused_until - Clock::now()).count();
-      const bool in_window = rule.end < FaultRule::kForever && rule.seconds == 0 && rule.spread == 0 && is_on(rule);
-      if (!is_lost && (left > 0 || in_window)) {
-        count(*state, answer, false);
-        faults.push_back({state->rule, left > 0 ? left : rule.end - now()});
-      }
-    } else if (fires(*state, answer, true) && !is_lost) {
-      count(*state, answer);
-      faults.push_back({state->rule, seconds_of(*state, answer, true)});
-      is_lost = rule.kind == FaultKind::kPartition;
+  Route& route = route_to(message.receiver_id, message.receiver, message.type);
+  const Selected& selected = route.ask_function ? for_function(route, message.function) : route.all;
+  FaultMessage answer = message;
+  answer.bytes = bytes;
+  return apply_all(selected.answers, answer, true);
+}
+
+Faults FaultRules::apply_all(const std::vector<StatePtr>& rules, const FaultMessage& message, bool answer) {
+  Faults faults;
+  bool ended = false;
+  for (const StatePtr& state : rules) {
+    if (auto fault = apply(*state, message, answer, ended)) {
+      const FaultKind kind = fault->rule->kind;
+      ended = ended || kind == FaultKind::kFail || kind == FaultKind::kDrop || kind == FaultKind::kPartition ||
+              kind == FaultKind::kCrash;
+      faults.push_back(std::move(*fault));
     }
   }
   return faults;
+}
+
+std::optional<Fault> FaultRules::apply(State& state, const FaultMessage& message, bool answer, bool ended) {
+  const FaultRule& rule = *state.rule;
+  const auto at = Clock::now();
+  const bool pause = rule.kind == FaultKind::kPause;
+  // A pause holds everything that the rule selects until it ends. An answer starts no pause.
+  const bool paused = pause && (at < state.paused_until ||
+                                (answer && !has_length(rule) && rule.end < FaultRule::kForever && is_on(rule, at)));
+  if (pause && answer && !paused) {
+    return std::nullopt;
+  }
+  if (!paused) {
+    // Match: selects() has compared the patterns. The time and the marks are compared here.
+    if (!is_on(rule, at)) {
+      return std::nullopt;
+    }
+    ++state.matched;
+    // Limit. A rule counts as if it were the only one: also messages that an earlier rule has ended.
+    State::Counts& counts = state.counts[answer ? 1 : 0];
+    if (counts_messages(rule) &&
+        !chosen_by_counts(rule, ++counts.messages[count_key(rule, message, counts.messages.size())])) {
+      return std::nullopt;
+    }
+    if (rule.budget > 0 && counts.chosen >= rule.budget) {
+      return std::nullopt;
+    }
+    // Decide, by the seed.
+    if (rule.probability < 1 && draw(state, message, kChance + (answer ? kAnswer : 0)) >= rule.probability) {
+      return std::nullopt;
+    }
+    ++counts.chosen;
+  }
+  // Apply. A rule that pauses the receiver holds its answers here; a request only starts the pause.
+  const bool only_starts = pause && !answer && !any_matches(rule.senders, worker_);
+  if (only_starts ? paused : ended) {
+    return std::nullopt;
+  }
+  state.fired += paused ? 0 : 1;
+  ++state.fired_by[{type_name(message.type), message.receiver}];
+  const double seconds = seconds_of(state, message, answer, at);
+  return only_starts ? std::nullopt : std::make_optional(Fault{state.rule, seconds});
 }
 
 FaultRules::Route& FaultRules::route_to(int receiver_id, const std::string& receiver, int32_t type) {
@@ -315,22 +344,11 @@ FaultRules::Route& FaultRules::route_to(int receiver_id, const std::string& rece
   }
   route = Route();
   route.receiver = receiver;
-  const std::string name = type_name(type);
   for (const StatePtr& state : rules_) {
-    const FaultRule& rule = *state->rule;
-    if (!any_matches(rule.types, name)) {
-      continue;
-    }
-    // Torch's autograd engine counts the gradients that arrive; one too many would keep the backward pass from ending.
-    if (rule.kind == FaultKind::kDuplicate && type == kBackwardAutogradRequest) {
-      continue;
-    }
-    const bool link = is_of_answers(rule.kind);
-    const bool paused_peer = rule.kind == FaultKind::kPause && any_matches(rule.senders, receiver);
-    if (sent_by(rule, worker_, receiver) || paused_peer) {
+    if (selects(*state->rule, type, receiver, false)) {
       route.all.requests.push_back(state);
     }
-    if (link && sent_by(rule, receiver, worker_)) {
+    if (selects(*state->rule, type, receiver, true)) {
       route.all.answers.push_back(state);
     }
   }
@@ -340,19 +358,15 @@ FaultRules::Route& FaultRules::route_to(int receiver_id, const std::string& rece
     };
     route.ask_function = std::any_of(route.all.requests.begin(), route.all.requests.end(), asks) ||
                          std::any_of(route.all.answers.begin(), route.all.answers.end(), asks);
-  } else {
-    const auto has_function = [](const StatePtr& state) { return !state->rule->functions.empty(); };
-    std::erase_if(route.all.requests, has_function);
-    std::erase_if(route.all.answers, has_function);
   }
   summarise(route.all);
   return route;
 }
 
 const FaultRules::Selected& FaultRules::for_function(Route& route, const std::string& function) {
-  const auto found = route.by_function.find(function);
-  if (found != route.by_function.end()) {
-    return found->second;
+  const auto known = route.by_function.find(function);
+  if (known != route.by_function.end()) {
+    return known->second;
   }
   const bool housekeeping = is_housekeeping(function);
   const auto is_for_others = [&](const StatePtr& state) {
@@ -391,6 +405,22 @@ uint64_t FaultRules::number(std::unordered_map<uint64_t, uint64_t>& numbers, con
   return ++numbers[like];
 }
 
+bool FaultRules::selects(const FaultRule& rule, int32_t type, const std::string& receiver, bool answer) const {
+  if (!any_matches(rule.types, type_name(type)) || (!rule.functions.empty() && !calls_function(type))) {
+    return false;
+  }
+  // Torch's autograd engine counts the gradients that arrive; one too many would keep the backward pass from ending.
+  if (rule.kind == FaultKind::kDuplicate && type == kBackwardAutogradRequest) {
+    return false;
+  }
+  const bool pause = rule.kind == FaultKind::kPause;
+  if (answer) {
+    const bool both = pause || rule.kind == FaultKind::kPartition || rule.kind == FaultKind::kBandwidth;
+    return both && sent_by(rule, receiver, worker_);
+  }
+  return sent_by(rule, worker_, receiver) || (pause && any_matches(rule.senders, receiver));
+}
+
 bool FaultRules::sent_by(const FaultRule& rule, const std::string& sender, const std::string& receiver) const {
   if (rule.kind == FaultKind::kPause) {
     return any_matches(rule.senders, sender);
@@ -412,9 +442,9 @@ uint64_t FaultRules::MessageKey::hash() const {
   return hash.finish();
 }
 
-bool FaultRules::is_on(const FaultRule& rule) const {
+bool FaultRules::is_on(const FaultRule& rule, Clock::time_point time) const {
   if (rule.start > 0 || rule.end < FaultRule::kForever) {
-    const double at = now();
+    const double at = since_start(time);
     if (at < rule.start || at >= rule.end) {
       return false;
     }
@@ -423,45 +453,8 @@ bool FaultRules::is_on(const FaultRule& rule) const {
          std::any_of(marks_.begin(), marks_.end(), [&](const auto& mark) { return matches(rule.mark, mark); });
 }
 
-bool FaultRules::fires(State& state, const FaultMessage& message, bool answer) {
-  const FaultRule& rule = *state.rule;
-  if (!is_on(rule)) {
-    return false;
-  }
-  ++state.matched;
-  State::Counts& counted = state.counts[answer ? 1 : 0];
-  if (counts_messages(rule)) {
-    std::pair<std::string, uint64_t> key;
-    if (rule.per != FaultRule::Per::kAll) {
-      key.first = message.receiver;
-    }
-    if (rule.per == FaultRule::Per::kPayload) {
-      key.second = message.payload;
-      if (counted.messages.size() >= kMostKeys) {
-        key.second &= kKeyBits;
-      }
-    }
-    const uint64_t so_far = ++counted.messages[key];
-    if (so_far <= rule.after) {
-      return false;
-    }
-    const uint64_t number = so_far - rule.after;
-    if (number % rule.every != 0 || (rule.first > 0 && number / rule.every > rule.first)) {
-      return false;
-    }
-  }
-  if (rule.budget > 0 && counted.chosen >= rule.budget) {
-    return false;
-  }
-  if (rule.probability < 1 && draw(state, message, kChance + (answer ? kAnswer : 0)) >= rule.probability) {
-    return false;
-  }
-  ++counted.chosen;
-  return true;
-}
-
 double FaultRules::draw(const State& state, const FaultMessage& message, uint64_t lane) const {
-  const auto is_it = [&](const auto& one) { return one.first == &state; };
+  const auto is_it = [&](const auto& entry) { return entry.first == &state; };
   const auto number = std::find_if(message.numbers.begin(), message.numbers.end(), is_it);
   SipHash hash(seed_, lane);
   hash.add(state.rule->key);
@@ -474,7 +467,7 @@ double FaultRules::draw(const State& state, const FaultMessage& message, uint64_
   return static_cast<double>(hash.finish() >> 11) * 0x1p-53;
 }
 
-double FaultRules::seconds_of(State& state, const FaultMessage& message, bool answer) {
+double FaultRules::seconds_of(State& state, const FaultMessage& message, bool answer, Clock::time_point at) {
   const FaultRule& rule = *state.rule;
   const uint64_t lane = answer ? kAnswer : 0;
   double seconds = rule.seconds;
@@ -495,13 +488,15 @@ double FaultRules::seconds_of(State& state, const FaultMessage& message, bool an
       break;
   }
   seconds = std::clamp(seconds, 0.0, kMostSeconds);
-  const auto at = Clock::now();
   if (rule.kind == FaultKind::kPause) {
-    if (at >= state.paused_until) {
-      const bool has_length = rule.seconds > 0 || rule.spread > 0;
-      state.paused_until = at + duration_of(has_length ? seconds : rule.end - now());
+    Clock::time_point until = state.paused_until;
+    if (at >= until) {
+      until = at + duration_of(has_length(rule) ? seconds : rule.end - since_start(at));
     }
-    seconds = std::chrono::duration<double>(state.paused_until - at).count();
+    if (!answer) {
+      state.paused_until = until;
+    }
+    seconds = std::chrono::duration<double>(until - at).count();
   } else if (rule.kind == FaultKind::kBandwidth) {
     auto& free_at = state.free_at[(answer ? "<" : ">") + message.receiver];
     free_at = std::min(std::max(free_at, at) + duration_of(message.bytes / rule.rate), at + duration_of(kMostSeconds));
@@ -510,15 +505,10 @@ double FaultRules::seconds_of(State& state, const FaultMessage& message, bool an
   return seconds;
 }
 
-void FaultRules::count(State& state, const FaultMessage& message, bool whole) {
-  state.fired += whole ? 1 : 0;
-  ++state.fired_by[{type_name(message.type), message.receiver}];
-}
-
 void FaultRules::replay(const FaultMessage& message, bool answer, Expected expected, Faults& faults) {
   const auto key = std::make_pair(MessageKey{message.receiver, message.type, message.digest}, message.nth);
-  const auto found = replay_.find(key);
-  if (found == replay_.end()) {
+  const auto recorded = replay_.find(key);
+  if (recorded == replay_.end()) {
     if (expected == Expected::kYes && unrecorded_++ == 0) {
       first_unrecorded_ = described(message);
     }
@@ -526,12 +516,13 @@ void FaultRules::replay(const FaultMessage& message, bool answer, Expected expec
   }
   if (replayed_.insert(key).second) {
     progress_ = Clock::now();
-    progress_at_ = std::max(progress_at_, found->second.at);
+    progress_at_ = std::max(progress_at_, recorded->second.at);
   }
-  for (const auto& [number, seconds] : answer ? found->second.answer_faults : found->second.faults) {
+  for (const auto& [number, seconds] : answer ? recorded->second.answer_faults : recorded->second.faults) {
     State& state = *rules_.at(number);
     ++state.matched;
-    count(state, message);
+    ++state.fired;
+    ++state.fired_by[{type_name(message.type), message.receiver}];
     faults.push_back({state.rule, seconds});
   }
 }
@@ -573,19 +564,19 @@ std::string FaultRules::stalled() {
 
 std::vector<FaultCount> FaultRules::counts() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<FaultCount> found;
+  std::vector<FaultCount> counts;
   for (const StatePtr& state : rules_) {
     // A replay may contain several versions of a rule.
     const auto is_it = [&](const FaultCount& count) { return count.rule == state->rule->name; };
-    const auto known = std::find_if(found.begin(), found.end(), is_it);
-    if (known == found.end()) {
-      found.push_back({state->rule->name, state->matched, state->fired});
+    const auto known = std::find_if(counts.begin(), counts.end(), is_it);
+    if (known == counts.end()) {
+      counts.push_back({state->rule->name, state->matched, state->fired});
     } else {
       known->matched += state->matched;
       known->fired += state->fired;
     }
   }
-  return found;
+  return counts;
 }
 
 Metrics FaultRules::metrics() const {
@@ -602,36 +593,23 @@ Metrics FaultRules::metrics() const {
     sums["replay_new"] = unrecorded_;
     sums["replay_left"] = replay_.size() - replayed_.size();
   }
-  Metrics found;
+  Metrics metrics;
   for (const auto& [name, sum] : sums) {
-    found[name] = std::to_string(sum);
+    metrics[name] = std::to_string(sum);
   }
-  return found;
+  return metrics;
 }
 
-uint64_t FaultRules::unrecorded() const {
+Divergence FaultRules::divergence() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return unrecorded_;
-}
-
-std::string FaultRules::first_unrecorded() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return first_unrecorded_;
-}
-
-uint64_t FaultRules::missing() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return replay_.size() - replayed_.size();
-}
-
-std::string FaultRules::first_missing() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Divergence divergence{unrecorded_, first_unrecorded_, replay_.size() - replayed_.size(), {}};
   for (const auto& [key, entry] : replay_) {
     if (replayed_.count(key) == 0) {
-      return described(entry);
+      divergence.first_missing = described(entry);
+      break;
     }
   }
-  return {};
+  return divergence;
 }
 
 }  // namespace rpc_backends

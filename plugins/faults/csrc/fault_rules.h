@@ -93,6 +93,7 @@ struct FaultMessage {
   int32_t type = 0;
   std::vector<int32_t> wrappers;
   std::string function;
+  int receiver_id = 0;
   std::string receiver;
   uint64_t bytes = 0;
   uint64_t digest = 0;   // only if the log, a replay or a random decision needs it
@@ -129,6 +130,15 @@ struct ReplayEntry {
   std::vector<std::pair<size_t, double>> answer_faults;  // index of the rule, seconds
 };
 
+// How a replay differs from the recorded run: how many messages were not in the log, and the first of them; how many
+// recorded messages were not sent, and one of them.
+struct Divergence {
+  uint64_t unrecorded = 0;
+  std::string first_unrecorded;
+  uint64_t missing = 0;
+  std::string first_missing;
+};
+
 class FaultRules {
  public:
   using Clock = std::chrono::steady_clock;
@@ -163,12 +173,7 @@ class FaultRules {
   std::optional<std::string> replay_status();
   bool is_replaying() const { return replaying_; }
   double stall_timeout() const { return stall_timeout_; }
-  // For a replay: how many messages were not in the log, and the first of them; how many recorded messages were not
-  // sent, and one of them.
-  uint64_t unrecorded() const;
-  std::string first_unrecorded() const;
-  uint64_t missing() const;
-  std::string first_missing() const;
+  Divergence divergence() const;
 
  private:
   struct State {
@@ -221,14 +226,18 @@ class FaultRules {
   static void summarise(Selected& selected);
   FaultMessage decide_locked(FaultMessage seen, const Selected& selected, bool describe, Faults& faults);
   uint64_t number(std::unordered_map<uint64_t, uint64_t>& numbers, const FaultMessage& message) const;
-  bool fires(State& state, const FaultMessage& message, bool answer);
-  double seconds_of(State& state, const FaultMessage& message, bool answer);
+  Faults apply_all(const std::vector<StatePtr>& rules, const FaultMessage& message, bool answer);
+  // The whole way of a rule with a message that it selects: match, limit, decide, apply. Returns what FaultPipeline
+  // does to the request, or to its answer if `answer` is true. `ended`: an earlier rule lets the message go no further.
+  std::optional<Fault> apply(State& state, const FaultMessage& message, bool answer, bool ended);
+  double seconds_of(State& state, const FaultMessage& message, bool answer, Clock::time_point at);
   double draw(const State& state, const FaultMessage& message, uint64_t lane) const;
-  // Counts a fault; `whole` is false for further messages that the same pause holds.
-  static void count(State& state, const FaultMessage& message, bool whole = true);
-  bool is_on(const FaultRule& rule) const;
+  bool is_on(const FaultRule& rule, Clock::time_point time) const;
   bool is_housekeeping(const std::string& function) const;
-  double now() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
+  double since_start(Clock::time_point time) const { return std::chrono::duration<double>(time - started_).count(); }
+  // Whether the patterns of a rule match requests of this type to `receiver`, or the answers to them, whichever
+  // function they call.
+  bool selects(const FaultRule& rule, int32_t type, const std::string& receiver, bool answer) const;
   bool sent_by(const FaultRule& rule, const std::string& sender, const std::string& receiver) const;
   enum class Expected { kYes, kMaybe };
   // `expected`: kYes counts a message that is not in the log as a divergence.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_faults import _native, files, regular_files, settings, watching
+from rpc_backends_faults import _native, files, settings, watching
 from rpc_backends_faults.engine import Engine
 from rpc_backends_faults.rules import RuleSet
 from rpc_backends_faults.settings import Wanted
@@ -123,7 +123,7 @@ def test_a_removed_file_is_logged_once_and_its_rules_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[Path] = []
-    monkeypatch.setattr(watching, "state", lambda p: looks.append(p) or regular_files.state(p))
+    monkeypatch.setattr(watching, "state", lambda p: looks.append(p) or files.state(p))
     watch()
     path.unlink()
     wait_for(lambda: "is gone" in caplog.text)
@@ -154,7 +154,7 @@ def test_a_change_before_the_watch_starts_is_read(
     path: Path, engine: Engine, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(watching, "INTERVAL", 0.01)
-    seen = regular_files.state(path)  # `settings.now` does the same before it reads the rules
+    seen = files.state(path)  # `settings.now` does the same before it reads the rules
     replace(path, OLD.replace("old", "new"))
     watcher = Watcher(path, engine, lambda rules: None, seen)
     engine.at_close(watcher.close)
@@ -165,7 +165,7 @@ def test_a_change_before_the_watch_starts_is_read(
 def test_the_state_of_the_file_is_taken_before_reading(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = regular_files.state(path)
+    before = files.state(path)
     read = files.read
 
     def read_and_change(path: Path) -> RuleSet:
@@ -178,7 +178,7 @@ def test_the_state_of_the_file_is_taken_before_reading(
     found = settings.now()
 
     assert found is not None
-    assert found.seen == before != regular_files.state(path)
+    assert found.seen == before != files.state(path)
 
 
 def test_a_changed_seed_applies(path: Path, engine: Engine, watch: Callable[[], None]) -> None:

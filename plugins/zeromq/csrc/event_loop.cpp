@@ -53,10 +53,10 @@ void EventLoop::unwatch(uint64_t id, int fd) {
   epoll_.remove(fd);
   std::shared_ptr<Task> task;
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = watches_.find(id);
-  if (found != watches_.end()) {
-    task = std::move(found->second);
-    watches_.erase(found);
+  const auto watch = watches_.find(id);
+  if (watch != watches_.end()) {
+    task = std::move(watch->second);
+    watches_.erase(watch);
   }
 }
 
@@ -108,9 +108,9 @@ void EventLoop::run_watch(uint64_t id) {
   std::shared_ptr<Task> task;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = watches_.find(id);
-    if (found != watches_.end()) {
-      task = found->second;
+    const auto watch = watches_.find(id);
+    if (watch != watches_.end()) {
+      task = watch->second;
     }
   }
   if (task) {

@@ -173,9 +173,9 @@ void Inbox::pump(uint64_t id) {
   std::shared_ptr<Source> source;
   {
     std::lock_guard<std::mutex> lock(sources_mutex_);
-    const auto found = sources_.find(id);
-    if (found != sources_.end()) {
-      source = found->second.lock();
+    const auto entry = sources_.find(id);
+    if (entry != sources_.end()) {
+      source = entry->second.lock();
     }
   }
   if (source) {

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from rpc_backend_zeromq._native import Transport, TransportError, make_keys
+from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from support import steps
 from support.stores import CountingStore
 from support.workers import Worker, WorkerContext, WorkerError, Workers
@@ -90,10 +91,8 @@ def connect_strangers(address: dict[str, Any], count: int, stopped: threading.Ev
         stranger = Transport(
             public_key=public,
             secret_key=private,
-            max_message=1000,
-            heartbeat=1,
-            heartbeat_timeout=60,
             handshake_timeout=60,
+            **ZeroMQRpcBackendOptions(heartbeat_timeout=60).native(),
         )
         stranger.start(99)
         stranger.learn(0, address["tcp"][0], address["public_key"].encode())

@@ -608,10 +608,8 @@ def test_a_stranger_with_its_own_key_is_refused(
     stranger = Transport(
         public_key=public,
         secret_key=private,
-        max_message=1000,
-        heartbeat=1,
-        heartbeat_timeout=SOON,
         handshake_timeout=SOON,
+        **ZeroMQRpcBackendOptions(heartbeat_timeout=SOON).native(),
     )
     try:
         stranger.start(1)

@@ -86,13 +86,13 @@ def _meet(
     if limit is None or scheme not in ("env", "tcp"):
         # torch's own schemes take a timeout; a scheme that the program registered may not
         iterator = torch_internals.rendezvous(init_method, rank, world_size)
-        store, found, _ = next(iterator)
+        store, joined_rank, _ = next(iterator)
     else:
         # No world size is passed: a TCP store that gets one waits for that many clients and cannot say
         # which are missing. `_group` can say it.
         url = init_method if rank == -1 else _tcp(init_method)
-        store, found, iterator = _connect(url, name, rank, limit)
-    return Meeting(store, rank if world_size is None else found, iterator)
+        store, joined_rank, iterator = _connect(url, name, rank, limit)
+    return Meeting(store, rank if world_size is None else joined_rank, iterator)
 
 
 def _rank_of_environment() -> int:
@@ -135,8 +135,8 @@ def _connect(url: str, name: str, rank: int, limit: float) -> tuple[Any, int, An
 
 def _open(url: str, rank: int, seconds: float) -> tuple[Any, int, Any]:
     iterator = torch_internals.rendezvous(url, rank, None, timeout=timedelta(seconds=seconds))
-    store, found, _ = next(iterator)
-    return store, found, iterator
+    store, joined_rank, _ = next(iterator)
+    return store, joined_rank, iterator
 
 
 def _tcp(init_method: str) -> str:

@@ -77,7 +77,7 @@ def read_answer(key: str, text: bytes, workers: int) -> dict[str, Any]:
     :raises GroupError: the answer is an error.
     :raises StoreError: the value is not a valid answer.
     """
-    answer: dict[str, Any] = parsed(key, text, lambda found: {**found}, _most_bytes(workers))
+    answer: dict[str, Any] = parsed(key, text, lambda fields: {**fields}, _most_bytes(workers))
     if "error" in answer:
         raise group_error(answer)
     return answer

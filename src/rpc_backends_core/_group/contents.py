@@ -22,10 +22,10 @@ _LONGEST_NUMBER = 20
 _SHOWN = 60
 
 
-def unsuitable(key: str, found: str) -> StoreError:
+def unsuitable(key: str, description: str) -> StoreError:
     """Return the error for a value under ``key`` that no worker can have written."""
     return StoreError(
-        f"the group's store holds {found} under {key!r}, which no worker of the group wrote. "
+        f"the group's store holds {description} under {key!r}, which no worker of the group wrote. "
         "Something else writes to this store: start again with a store that only these workers "
         "use."
     )

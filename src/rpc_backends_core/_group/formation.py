@@ -348,23 +348,23 @@ class _Arrival:
 
         :raises GroupError: the generation has another kind or another size.
         """
-        found = _kind(f"{g}/kind", self._store.compare_set(f"{g}/kind", "", wanted))
-        if found == wanted:
+        kind = _kind(f"{g}/kind", self._store.compare_set(f"{g}/kind", "", wanted))
+        if kind == wanted:
             return True
         if added(self._store, "generation", 0) != g:
             return False
-        if found == "dynamic" and added(self._store, f"{g}/present", 0) <= 0:
+        if kind == "dynamic" and added(self._store, f"{g}/present", 0) <= 0:
             self._close(g)  # all members have left that dynamic group
             return False
-        if "dynamic" in (found, wanted):
-            self._refuse_mixing(wanted, found)
+        if "dynamic" in (kind, wanted):
+            self._refuse_mixing(wanted, kind)
         if wanted == f"static/{_size_from_torchrun()}":
             # All workers of this attempt have this size, so an earlier attempt wrote the other one.
             self._give_up(g, "torchrun has started the workers again", GroupError.__name__)
             return False
         reason = (
             f"workers disagree on world_size: {self._name!r} (rank {self._rank}) has "
-            f"{wanted.partition('/')[2]}, but an earlier worker has {found.partition('/')[2]}. "
+            f"{wanted.partition('/')[2]}, but an earlier worker has {kind.partition('/')[2]}. "
             "Pass the same world_size to every worker."
         )
         added(
@@ -374,10 +374,10 @@ class _Arrival:
         self._let_others_read(g)
         raise GroupError(reason)
 
-    def _refuse_mixing(self, wanted: str, found: str) -> None:
-        wanted, found = wanted.partition("/")[0], found.partition("/")[0]
+    def _refuse_mixing(self, wanted: str, stored: str) -> None:
+        wanted, stored = wanted.partition("/")[0], stored.partition("/")[0]
         raise GroupError(
-            _MIXED.format(name=self._name, rank=self._rank, wanted=wanted, found=found)
+            _MIXED.format(name=self._name, rank=self._rank, wanted=wanted, found=stored)
         )
 
     def _over(self, g: int) -> bool:
@@ -415,10 +415,10 @@ def _size_from_torchrun() -> str | None:
     return os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def _kind(key: str, found: bytes) -> str:
-    if not _KIND.fullmatch(found):
-        raise unsuitable(key, f"{shown(found)}, not a kind of group")
-    return found.decode()
+def _kind(key: str, stored: bytes) -> str:
+    if not _KIND.fullmatch(stored):
+        raise unsuitable(key, f"{shown(stored)}, not a kind of group")
+    return stored.decode()
 
 
 def _warn_of_shared_id(name: str, autograd_id: int) -> None:

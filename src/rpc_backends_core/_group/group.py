@@ -122,7 +122,7 @@ class Group:
             lambda _: self._exchange(prefix, text, limit), limit + STORE_TIMEOUT
         )
         answer = read_answer(result, value, self.world_size)
-        payloads = checked(result, answer.get("payloads"), lambda found: [*found])
+        payloads = checked(result, answer.get("payloads"), lambda values: [*values])
         if len(payloads) != self.world_size:
             raise unsuitable(result, f"the exchanged data of {len(payloads)} workers")
         return payloads

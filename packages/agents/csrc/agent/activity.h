@@ -35,12 +35,14 @@ class Activity {
   // Whether a function runs.
   bool is_running() const { return active_ != all_pending(); }
 
-  // The other workers with pending requests; and notes that one of them waits for none of their answers.
+  // The other workers with pending requests that may wait for an answer; and notes that one of them waits for none.
   std::vector<int> callers_of_pending() const {
     const std::lock_guard<std::mutex> lock(pending_mutex_);
     std::vector<int> callers;
     for (const auto& pending : pending_by_caller_) {
-      callers.push_back(pending.first);
+      if (not_waiting_.count(pending.first) == 0) {
+        callers.push_back(pending.first);
+      }
     }
     return callers;
   }

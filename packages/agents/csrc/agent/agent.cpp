@@ -103,11 +103,12 @@ std::vector<rpc::WorkerInfo> TransportAgent::getWorkerInfos() const {
 
 void TransportAgent::join(bool /*shutdown*/, float timeout) {
   const double seconds = timeout > 0 ? timeout : std::chrono::duration<double>(getRpcTimeout()).count();
-  wait_until_idle(seconds > 0 ? seconds : 1e9, false);
+  const double limit = seconds > 0 ? seconds : 1e9;
+  expect_idle(core_->wait_until_idle(limit), limit);
 }
 
-void TransportAgent::finish(float timeout) {
-  wait_until_idle(timeout, true);
+void TransportAgent::finish(float timeout, float interval, const std::function<void()>& ask) {
+  expect_idle(core_->wait_until_finished(timeout, interval, ask), timeout);
 }
 
 std::vector<int> TransportAgent::callers_of_futures() const {
@@ -122,8 +123,8 @@ size_t TransportAgent::calls_to(int peer) const {
   return core_->calls_to(peer);
 }
 
-void TransportAgent::wait_until_idle(double seconds, bool waits_for_futures) {
-  if (!core_->wait_until_idle(seconds, waits_for_futures)) {
+void TransportAgent::expect_idle(bool is_idle, double seconds) const {
+  if (!is_idle) {
     throw std::runtime_error(c10::str("worker '", workerInfo_.name_, "' still had active calls after ", seconds,
                                       " s; shutdown(graceful=False) does not wait for them"));
   }

@@ -77,9 +77,9 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   // agent, these count as long as their caller waits, and then its call is active. Throws std::runtime_error.
   void join(bool shutdown, float timeout) override;
   // The same, and also waits for those futures; leaves those that have no value after `timeout` seconds, which is not
-  // 0.
-  void finish(float timeout);
-  // The other workers whose requests wait for such futures; and notes that one of them does not wait for the answers.
+  // 0. While it waits, it calls `ask`, at once and then every `interval` seconds.
+  void finish(float timeout, float interval, const std::function<void()>& ask);
+  // The other workers whose requests may wait for such futures; and notes that one of them does not wait for the answers.
   std::vector<int> callers_of_futures() const;
   void note_not_waiting(int caller);
   // How many calls of this worker wait for an answer of `peer`.
@@ -115,8 +115,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
 
  private:
   void addGilWaitTime(std::chrono::microseconds wait) override;
-  // Throws std::runtime_error if calls are still active after `seconds`.
-  void wait_until_idle(double seconds, bool waits_for_futures);
+  // Throws std::runtime_error unless `is_idle`: calls are still active after `seconds`.
+  void expect_idle(bool is_idle, double seconds) const;
 
   // The state that the agent's threads use; it outlives the agent if they do.
   class Core;

@@ -189,12 +189,12 @@ void Calls::give_up(uint64_t id, const Call& call) {
 
 // Gives back the bytes of timed-out calls whose messages were sent.
 void Calls::look_through(Peer& peer) {
-  for (auto one = peer.given_up.begin(); one != peer.given_up.end();) {
-    if (one->second.unsent.expired()) {
-      give_back(peer, one->second.bytes);
-      one = peer.given_up.erase(one);
+  for (auto given_up = peer.given_up.begin(); given_up != peer.given_up.end();) {
+    if (given_up->second.unsent.expired()) {
+      give_back(peer, given_up->second.bytes);
+      given_up = peer.given_up.erase(given_up);
     } else {
-      ++one;
+      ++given_up;
     }
   }
 }

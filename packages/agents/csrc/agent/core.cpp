@@ -1,5 +1,6 @@
 #include "agent/core.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <utility>
@@ -112,8 +113,19 @@ bool TransportAgent::Core::has_awaited_futures() const {
   return activity.has_pending_of([&](int caller) { return lost.why(caller).empty() && !members.has_left(caller); });
 }
 
-bool TransportAgent::Core::wait_until_idle(double seconds, bool waits_for_futures) {
-  activity.wait(seconds, [&] { return is_idle() && !(waits_for_futures && has_awaited_futures()); });
+bool TransportAgent::Core::wait_until_idle(double seconds) {
+  activity.wait(seconds, [&] { return is_idle(); });
+  return is_idle();
+}
+
+bool TransportAgent::Core::wait_until_finished(double seconds, double interval, const std::function<void()>& ask) {
+  const auto is_finished = [&] { return is_idle() && !has_awaited_futures(); };
+  const auto begin = std::chrono::steady_clock::now();
+  for (double left = seconds; left > 0 && !is_finished();) {
+    ask();
+    activity.wait(std::min(interval, left), is_finished);
+    left = seconds - std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
   return is_idle();
 }
 

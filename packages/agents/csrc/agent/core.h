@@ -27,10 +27,12 @@ class TransportAgent::Core : public AgentState {
   void forget(int peer, const std::string& reason);
 
   // Waits until this worker has no active calls and runs no requests; returns false after `seconds`. A request whose
-  // function has returned a future counts only with `waits_for_futures`, if its caller is another worker that has
-  // neither left nor been lost, and never makes the result false: the future may never get a value. If its caller waits
-  // for it, the call is active there.
-  bool wait_until_idle(double seconds, bool waits_for_futures);
+  // function has returned a future does not count: if its caller waits for it, the call is active there.
+  bool wait_until_idle(double seconds);
+  // The same, and waits for such futures whose callers are other workers that have neither left nor been lost, and may
+  // wait. They never make the result false: a future may never get a value. While this waits, it calls `ask`, at once
+  // and then every `interval` seconds.
+  bool wait_until_finished(double seconds, double interval, const std::function<void()>& ask);
   // See TransportAgent.
   std::vector<int> callers_of_futures() const { return activity.callers_of_pending(); }
   void note_not_waiting(int caller) { activity.note_not_waiting(caller); }

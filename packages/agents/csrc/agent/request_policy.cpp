@@ -56,11 +56,11 @@ std::string called_function(std::string_view pickle) {
   std::string function;
   int globals = 0;
   for (int i = 0; i < kMostOpcodes; ++i) {
-    const auto found = scan.next();
-    if (found == PickleScan::Found::kEnd) {
+    const auto token = scan.next();
+    if (token == PickleScan::Found::kEnd) {
       return {};
     }
-    if (found == PickleScan::Found::kGlobal) {
+    if (token == PickleScan::Found::kGlobal) {
       ++globals;
       if (globals == 1 && scan.global() != "torch.distributed.rpc.internal.PythonUDF") {
         return {};
@@ -78,11 +78,11 @@ std::string called_function(std::string_view pickle) {
     return function;
   }
   for (int i = 0; i < 4; ++i) {  // the attribute's name follows the class
-    const auto found = scan.next();
-    if (found == PickleScan::Found::kText) {
+    const auto token = scan.next();
+    if (token == PickleScan::Found::kText) {
       return function + "." + std::string(scan.text());
     }
-    if (found != PickleScan::Found::kOther) {
+    if (token != PickleScan::Found::kOther) {
       break;
     }
   }

@@ -416,19 +416,19 @@ void ThreadPool::raise_system_exit() {
 }
 
 void ThreadPool::stop_all(double seconds) {
-  std::vector<std::shared_ptr<ThreadPool>> found;
+  std::vector<std::shared_ptr<ThreadPool>> living;
   {
     const std::lock_guard<std::mutex> lock(pools().mutex);
     for (ThreadPool* const pool : pools().all) {
       if (auto kept = pool->weak_from_this().lock(); kept && !pool->birthplace_.is_elsewhere()) {
-        found.push_back(std::move(kept));
+        living.push_back(std::move(kept));
       }
     }
   }
-  for (const auto& pool : found) {
+  for (const auto& pool : living) {
     contained("while closing the transport at exit", [&] { pool->transport_->close(0); });
   }
-  for (const auto& pool : found) {
+  for (const auto& pool : living) {
     if (!pool->drain(seconds)) {
       pool->raise_system_exit();
       pool->drain(seconds / 2);

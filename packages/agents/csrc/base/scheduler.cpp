@@ -47,10 +47,10 @@ Scheduler::Key ThreadedScheduler::after(double seconds, Job job) {
 void ThreadedScheduler::cancel(const Key& key) {
   Job dropped;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = due_.find(key);
-  if (found != due_.end()) {
-    dropped = std::move(found->second);
-    due_.erase(found);
+  const auto due = due_.find(key);
+  if (due != due_.end()) {
+    dropped = std::move(due->second);
+    due_.erase(due);
   }
 }
 

@@ -222,22 +222,22 @@ std::unordered_map<std::string, std::string> InterceptingAgent::getMetrics() {
   if (inner_->isGILProfilingEnabled() != isGILProfilingEnabled()) {
     inner_->enableGILProfiling(isGILProfilingEnabled());
   }
-  auto found = interceptors_->metrics();
+  auto metrics = interceptors_->metrics();
   if (recorder_) {
-    found.merge(recorder_->metrics());
+    metrics.merge(recorder_->metrics());
   }
   if (isGILProfilingEnabled()) {
     const uint64_t waits = gil_waits_;
-    found["agent.gil_average_wait_time_us"] = std::to_string(waits ? gil_wait_us_ / waits : 0);
+    metrics["agent.gil_average_wait_time_us"] = std::to_string(waits ? gil_wait_us_ / waits : 0);
   }
-  found.merge(inner_->getMetrics());
-  return found;
+  metrics.merge(inner_->getMetrics());
+  return metrics;
 }
 
 std::unordered_map<std::string, std::string> InterceptingAgent::getDebugInfo() {
-  auto found = getMetrics();
-  found.merge(inner_->getDebugInfo());
-  return found;
+  auto info = getMetrics();
+  info.merge(inner_->getDebugInfo());
+  return info;
 }
 
 rpc::DeviceMap InterceptingAgent::getDeviceMap(const WorkerInfo& to) const {

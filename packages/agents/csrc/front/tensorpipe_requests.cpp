@@ -33,22 +33,22 @@ struct Arrived {
 
 // Takes the context out of a request. Without one, the trace is not sampled: TensorPipe's requests say nothing else.
 Arrived take_span(rpc::Message& message) {
-  Arrived found;
-  found.context.sampling = SpanContext::Sampling::kDropped;
+  Arrived arrived;
+  arrived.context.sampling = SpanContext::Sampling::kDropped;
   const auto end = end_of_request(message);
   const std::string_view bytes(message.payload().data(), static_cast<size_t>(end - message.payload().begin()));
   if (bytes.size() < kTail || bytes.substr(bytes.size() - kMark.size()) != kMark) {
-    return found;
+    return arrived;
   }
   const std::string_view tail = bytes.substr(bytes.size() - kTail);
   const size_t size = static_cast<unsigned char>(tail[0]);
   if (bytes.size() < kTail + size) {
-    return found;
+    return arrived;
   }
-  found.context = read_span(bytes.substr(bytes.size() - kTail - size, size));
-  std::memcpy(&found.worker, tail.data() + 1, sizeof found.worker);
+  arrived.context = read_span(bytes.substr(bytes.size() - kTail - size, size));
+  std::memcpy(&arrived.worker, tail.data() + 1, sizeof arrived.worker);
   message.payload().erase(end - static_cast<std::ptrdiff_t>(kTail + size), end);
-  return found;
+  return arrived;
 }
 
 class Watching final : public rpc::RequestCallback {

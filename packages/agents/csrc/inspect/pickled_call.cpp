@@ -29,14 +29,14 @@ std::string short_name(std::string_view name) {
 class RRefFinder {
  public:
   // Returns whether the opcode that was read last ends an RRef.
-  bool add(Found found, const PickleScan& scan) {
-    if (found == Found::kNumber) {
+  bool add(Found token, const PickleScan& scan) {
+    if (token == Found::kNumber) {
       std::rotate(numbers_.begin(), numbers_.begin() + 1, numbers_.end());
       numbers_.back() = scan.number();
       ++count_;
       return false;
     }
-    const bool is_rref = found == Found::kText && count_ >= kNumbersOfRRef;
+    const bool is_rref = token == Found::kText && count_ >= kNumbersOfRRef;
     count_ = 0;
     return is_rref;
   }
@@ -57,19 +57,19 @@ void read_arguments(PickleScan& scan, PickledCall& call) {
   }
   RRefFinder rrefs;
   for (int i = 0; i < kMostOpcodes; ++i) {
-    const Found found = scan.next();
-    if (found == Found::kEnd) {
+    const Found token = scan.next();
+    if (token == Found::kEnd) {
       return;
     }
-    if (creates && found == Found::kGlobal) {
+    if (creates && token == Found::kGlobal) {
       call.created_class = short_name(scan.global());
       return;
     }
-    if (call.rref && found == Found::kText) {
+    if (call.rref && token == Found::kText) {
       call.method = short_name(scan.text());
       return;
     }
-    if (!creates && !call.rref && rrefs.add(found, scan)) {
+    if (!creates && !call.rref && rrefs.add(token, scan)) {
       call.rref = rrefs.id();
       if (forwards) {
         call.method = "forward";
@@ -94,11 +94,11 @@ PickledCall read_call(std::string_view pickle) {
   PickledCall call;
   int globals = 0;
   for (int i = 0; i < kMostOpcodes; ++i) {
-    const Found found = scan.next();
-    if (found == Found::kEnd) {
+    const Found token = scan.next();
+    if (token == Found::kEnd) {
       break;
     }
-    if (found == Found::kGlobal && ++globals == 2) {
+    if (token == Found::kGlobal && ++globals == 2) {
       call.function = scan.global();
       call.end = scan.position();
       read_arguments(scan, call);
@@ -118,11 +118,11 @@ std::optional<RRefId> asked_class(std::string_view pickle) {
   PickleScan scan(pickle);
   RRefFinder rrefs;
   for (int i = 0; i < kMostOpcodes; ++i) {
-    const Found found = scan.next();
-    if (found == Found::kEnd) {
+    const Found token = scan.next();
+    if (token == Found::kEnd) {
       break;
     }
-    if (rrefs.add(found, scan)) {
+    if (rrefs.add(token, scan)) {
       return rrefs.id();
     }
   }
@@ -134,15 +134,15 @@ std::string pickled_class(std::string_view pickle) {
   constexpr char kStop = '.';
   PickleScan scan(pickle);
   for (int i = 0; i < kMostOpcodes; ++i) {
-    const Found found = scan.next();
-    if (found == Found::kGlobal) {
+    const Found token = scan.next();
+    if (token == Found::kGlobal) {
       std::string_view rest = pickle.substr(scan.position());
       if (rest.starts_with(kMemoize)) {
         rest.remove_prefix(1);
       }
       return rest.starts_with(kStop) ? short_name(scan.global()) : std::string();
     }
-    if (found != Found::kText && found != Found::kOther) {
+    if (token != Found::kText && token != Found::kOther) {
       break;
     }
   }
@@ -156,19 +156,19 @@ std::string_view remote_call(std::string_view pickle, std::optional<RRefId>* cre
   std::string_view call;
   std::optional<int64_t> first;
   for (int i = 0; i < kMostOpcodes; ++i) {
-    const Found found = scan.next();
-    if (found == Found::kEnd) {
+    const Found token = scan.next();
+    if (token == Found::kEnd) {
       break;
     }
     if (call.empty()) {
-      if ((found == Found::kText || found == Found::kBytes) && scan.text().size() > 2 &&
+      if ((token == Found::kText || token == Found::kBytes) && scan.text().size() > 2 &&
           static_cast<unsigned char>(scan.text()[0]) == 0x80) {
         call = scan.text();
         if (created == nullptr) {
           break;
         }
       }
-    } else if (found == Found::kNumber) {
+    } else if (token == Found::kNumber) {
       if (first) {
         *created = RRefId{*first, scan.number()};
         break;

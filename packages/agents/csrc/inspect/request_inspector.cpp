@@ -122,11 +122,11 @@ std::string script_function(std::string_view pickle, size_t& end) {
   std::string_view last;
   end = 0;
   while (true) {
-    const auto found = scan.next();
-    if (found == PickleScan::Found::kEnd) {
+    const auto token = scan.next();
+    if (token == PickleScan::Found::kEnd) {
       break;
     }
-    if (found == PickleScan::Found::kText) {
+    if (token == PickleScan::Found::kText) {
       last = scan.text();
       end = scan.position();
     }

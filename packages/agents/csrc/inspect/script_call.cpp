@@ -43,11 +43,11 @@ std::vector<Token> read_tail(std::string_view pickle) {
       }
       break;
     }
-    const Found found = scan.next();
-    if (found == Found::kEnd) {
+    const Found token = scan.next();
+    if (token == Found::kEnd) {
       return {};
     }
-    if (found == Found::kGlobal && !scan.global().starts_with(kOwnFunctions) && scan.global() != kRRef &&
+    if (token == Found::kGlobal && !scan.global().starts_with(kOwnFunctions) && scan.global() != kRRef &&
         scan.global() != kDevice) {
       return {};
     }
@@ -57,7 +57,7 @@ std::vector<Token> read_tail(std::string_view pickle) {
     if (tokens.size() == 2 * kTail) {
       tokens.erase(tokens.begin(), tokens.begin() + kTail);
     }
-    tokens.push_back({opcode, found == Found::kText ? scan.text() : std::string_view()});
+    tokens.push_back({opcode, token == Found::kText ? scan.text() : std::string_view()});
   }
   std::reverse(tokens.begin(), tokens.end());
   return tokens;

@@ -356,8 +356,8 @@ InterceptedCall::InterceptedCall(std::shared_ptr<InterceptorChain> chain, Direct
       arrived_(std::move(arrived)) {}
 
 InterceptedCall::~InterceptedCall() {
-  for (Observing* one = observing_; one != nullptr;) {
-    delete std::exchange(one, one->next);
+  for (Observing* entry = observing_; entry != nullptr;) {
+    delete std::exchange(entry, entry->next);
   }
 }
 
@@ -426,8 +426,8 @@ void InterceptedCall::observe_end(JitFuture& answer) {
 }
 
 void InterceptedCall::add_observer(const std::shared_ptr<Observer>& observer) {
-  auto* const one = new Observing{observer, observing_.load()};
-  while (!observing_.compare_exchange_weak(one->next, one)) {
+  auto* const entry = new Observing{observer, observing_.load()};
+  while (!observing_.compare_exchange_weak(entry->next, entry)) {
   }
 }
 
@@ -473,8 +473,8 @@ void InterceptedCall::end(End::Kind kind, JitFuture* answer) {
 }
 
 void InterceptedCall::tell_observers(End::Kind kind, JitFuture* answer) {
-  Observing* one = observing_.exchange(nullptr);
-  if (one == nullptr) {
+  Observing* entry = observing_.exchange(nullptr);
+  if (entry == nullptr) {
     return;
   }
   End end{kind, {}, 0};
@@ -483,9 +483,9 @@ void InterceptedCall::tell_observers(End::Kind kind, JitFuture* answer) {
   } else if (answer != nullptr) {
     end.bytes = bytes_of(*answer->constValue().toCustomClass<Message>());
   }
-  while (one != nullptr) {
-    contained("in an interceptor at the end of a call", [&] { one->observer->on_end(end); });
-    delete std::exchange(one, one->next);
+  while (entry != nullptr) {
+    contained("in an interceptor at the end of a call", [&] { entry->observer->on_end(end); });
+    delete std::exchange(entry, entry->next);
   }
 }
 

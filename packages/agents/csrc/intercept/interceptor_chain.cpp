@@ -33,8 +33,8 @@ void InterceptorChain::add(std::shared_ptr<Interceptor> interceptor, const std::
                                 "name");
   }
   installed_.push_back({order, name, std::move(interceptor)});
-  std::sort(installed_.begin(), installed_.end(), [](const Installed& one, const Installed& other) {
-    return std::tie(one.order, one.name) < std::tie(other.order, other.name);
+  std::sort(installed_.begin(), installed_.end(), [](const Installed& first, const Installed& other) {
+    return std::tie(first.order, first.name) < std::tie(other.order, other.name);
   });
 }
 
@@ -43,24 +43,24 @@ void InterceptorChain::start() {
   if (!installed_.empty()) {
     scheduler_->start();
   }
-  for (const Installed& one : installed_) {
-    one.interceptor->on_start(agent_);
+  for (const Installed& installed : installed_) {
+    installed.interceptor->on_start(agent_);
   }
 }
 
 bool InterceptorChain::wants(Direction direction) const {
   return std::any_of(installed_.begin(), installed_.end(),
-                     [&](const Installed& one) { return one.interceptor->wants(direction); });
+                     [&](const Installed& installed) { return installed.interceptor->wants(direction); });
 }
 
 std::unordered_map<std::string, std::string> InterceptorChain::metrics() const {
-  std::unordered_map<std::string, std::string> found;
-  for (const Installed& one : installed_) {
-    for (const auto& [name, value] : one.interceptor->metrics()) {
-      found[one.name + "." + std::string(name)] = std::string(value);
+  std::unordered_map<std::string, std::string> metrics;
+  for (const Installed& installed : installed_) {
+    for (const auto& [name, value] : installed.interceptor->metrics()) {
+      metrics[installed.name + "." + std::string(name)] = std::string(value);
     }
   }
-  return found;
+  return metrics;
 }
 
 void InterceptorChain::keep(const std::shared_ptr<InterceptedCall>& call) {
@@ -87,12 +87,12 @@ void InterceptorChain::keep(const std::shared_ptr<InterceptedCall>& call) {
 void InterceptorChain::let_go(const InterceptedCall& call) {
   Kept kept;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = kept_.find(&call);
-  if (found == kept_.end()) {
+  const auto entry = kept_.find(&call);
+  if (entry == kept_.end()) {
     return;
   }
-  kept = std::move(found->second);
-  kept_.erase(found);
+  kept = std::move(entry->second);
+  kept_.erase(entry);
   scheduler_->cancel(kept.deadline);
   settled_.notify_all();
 }
@@ -106,15 +106,15 @@ void InterceptorChain::moved() {
 }
 
 void InterceptorChain::settle(double timeout) {
-  for (const Installed& one : installed_) {
-    one.interceptor->on_settle();
+  for (const Installed& installed : installed_) {
+    installed.interceptor->on_settle();
   }
   settling_ = true;
   std::unique_lock<std::mutex> lock(mutex_);
   const auto is_settled = [this] {
     // A dropped message without a timeout is never settled, so it does not count.
-    return stopped_ || (held_ == 0 && std::none_of(kept_.begin(), kept_.end(), [](const auto& one) {
-                          return one.second.call->seconds_left().has_value();
+    return stopped_ || (held_ == 0 && std::none_of(kept_.begin(), kept_.end(), [](const auto& entry) {
+                          return entry.second.call->seconds_left().has_value();
                         }));
   };
   if (timeout > 0) {
@@ -128,8 +128,8 @@ void InterceptorChain::stop() {
   if (stopped_.exchange(true)) {
     return;
   }
-  for (const Installed& one : installed_) {
-    one.interceptor->on_stop();
+  for (const Installed& installed : installed_) {
+    installed.interceptor->on_stop();
   }
   std::vector<std::shared_ptr<InterceptedCall>> left;
   {

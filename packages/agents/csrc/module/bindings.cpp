@@ -88,17 +88,17 @@ DeviceMap device_map(const DevicePairs& pairs) {
 
 void set_devices(TransportAgent& agent, const std::unordered_map<std::string, DevicePairs>& maps,
                  const std::unordered_map<int, DevicePairs>& reverse_maps, const std::vector<std::string>& devices) {
-  DeviceMaps found;
+  DeviceMaps device_maps;
   for (const auto& [callee, pairs] : maps) {
-    found.requests.emplace(callee, device_map(pairs));
+    device_maps.requests.emplace(callee, device_map(pairs));
   }
   for (const auto& [caller, pairs] : reverse_maps) {
-    found.answers.emplace(caller, device_map(pairs));
+    device_maps.answers.emplace(caller, device_map(pairs));
   }
   for (const std::string& device : devices) {
-    found.devices.emplace_back(device);
+    device_maps.devices.emplace_back(device);
   }
-  agent.set_devices(std::move(found));
+  agent.set_devices(std::move(device_maps));
 }
 
 // Whether an interceptor is useless where calls that arrive are not shown. One in C++ says only what it wants to see.
@@ -161,7 +161,14 @@ PYBIND11_MODULE(_C, module) {
       .def("listen", &TransportAgent::listen, Unlocked())
       .def("learn", &TransportAgent::learn, Unlocked(), py::arg("worker_id"), py::arg("name"), py::arg("address"))
       .def("join", &TransportAgent::join, Unlocked(), py::arg("shutdown") = false, py::arg("timeout") = 0.0F)
-      .def("finish", &TransportAgent::finish, Unlocked(), py::arg("timeout"))
+      .def(
+          "finish",
+          [](TransportAgent& self, float timeout, float interval, py::function ask) {
+            const auto call = callback<>(std::move(ask), "while asking the callers of futures");
+            const py::gil_scoped_release unlocked;
+            self.finish(timeout, interval, call);
+          },
+          py::arg("timeout"), py::arg("interval"), py::arg("ask"))
       .def("callers_of_futures", &TransportAgent::callers_of_futures, Unlocked())
       .def("note_not_waiting", &TransportAgent::note_not_waiting, Unlocked(), py::arg("worker_id"))
       .def("calls_to", &TransportAgent::calls_to, Unlocked(), py::arg("worker_id"))

@@ -24,9 +24,9 @@ std::shared_ptr<T> take_capsule(const pybind11::object& object, const char* meth
   const pybind11::object given = object.attr(method)();
   if (!PyCapsule_IsValid(given.ptr(), name)) {
     const char* named = PyCapsule_CheckExact(given.ptr()) ? PyCapsule_GetName(given.ptr()) : nullptr;
-    const pybind11::object found = named ? pybind11::object(pybind11::str(named)) : given;
+    const pybind11::object shown = named ? pybind11::object(pybind11::str(named)) : given;
     const auto mismatch = pybind11::module_::import("rpc_backends_agents.capsules").attr("mismatch");
-    throw pybind11::type_error(mismatch(object, method, what, found, name).cast<std::string>());
+    throw pybind11::type_error(mismatch(object, method, what, shown, name).cast<std::string>());
   }
   return *static_cast<std::shared_ptr<T>*>(PyCapsule_GetPointer(given.ptr(), name));
 }

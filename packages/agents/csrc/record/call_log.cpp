@@ -287,7 +287,7 @@ void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
 }
 
 std::vector<RecordedCall> CallLog::in_flight() const {
-  std::vector<RecordedCall> found;
+  std::vector<RecordedCall> calls;
   for (const auto& chunk : chunks_) {
     const Place* places = chunk.load(std::memory_order_acquire);
     for (size_t i = 0; places != nullptr && i < kChunk; ++i) {
@@ -298,23 +298,23 @@ std::vector<RecordedCall> CallLog::in_flight() const {
       const RecordedCall call = call_of(places[i]);
       std::atomic_thread_fence(std::memory_order_acquire);
       if (places[i].number.load(std::memory_order_relaxed) == number) {  // or else the call has ended meanwhile
-        found.push_back(call);
+        calls.push_back(call);
       }
     }
   }
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.number < b.number; });
-  return found;
+  std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.number < b.number; });
+  return calls;
 }
 
 std::vector<RecordedCall> CallLog::recent() const {
-  std::vector<RecordedCall> found;
+  std::vector<RecordedCall> calls;
   for (const auto& cell : recent_) {
     if (const auto call = cell.read()) {
-      found.push_back(*call);
+      calls.push_back(*call);
     }
   }
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.end_us < b.end_us; });
-  return found;
+  std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.end_us < b.end_us; });
+  return calls;
 }
 
 void CallLog::count_rref(const RecordedCall& call) {

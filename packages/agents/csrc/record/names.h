@@ -29,15 +29,15 @@ class Names {
       name.remove_prefix(name.size() - kMaxLength);
     }
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto [found, is_new] = numbers_.try_emplace(std::string(name), static_cast<uint32_t>(names_.size()));
+    const auto [entry, is_new] = numbers_.try_emplace(std::string(name), static_cast<uint32_t>(names_.size()));
     if (is_new) {
       if (names_.size() >= kMostNames) {
-        numbers_.erase(found);
+        numbers_.erase(entry);
         return 0;
       }
-      names_.push_back(&found->first);
+      names_.push_back(&entry->first);
     }
-    return found->second;
+    return entry->second;
   }
 
   std::string name_of(uint32_t number) const {

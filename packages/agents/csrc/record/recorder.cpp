@@ -342,8 +342,8 @@ void Recorder::stop() {
   give_signal_back();
   failed_calls_->stop();
   if (thread_.joinable()) {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
+    const uint64_t count = 1;
+    [[maybe_unused]] const ssize_t written = ::write(wake_, &count, sizeof count);
     thread_.join();
     if (server_.dump_at_end) {
       contained("while writing a dump", [&] { write_dump("end"); });

@@ -15,7 +15,7 @@ constexpr char kSampledTrace = 1;
 constexpr size_t kSize = 1 + 3 * sizeof(uint64_t);
 
 struct SpanInfo final : c10::DebugInfoBase {
-  explicit SpanInfo(const SpanContext& found) : context(found) {}
+  explicit SpanInfo(const SpanContext& span) : context(span) {}
   const SpanContext context;
 };
 
@@ -46,17 +46,17 @@ std::string write_span(const SpanContext& context) {
 }
 
 SpanContext read_span(std::string_view bytes) {
-  SpanContext found;
+  SpanContext span;
   if (bytes.size() == 1 && bytes[0] == kDroppedTrace) {
-    found.sampling = SpanContext::Sampling::kDropped;
+    span.sampling = SpanContext::Sampling::kDropped;
   } else if (bytes.size() == kSize && bytes[0] == kSampledTrace) {
     uint64_t ids[3];
     std::memcpy(ids, bytes.data() + 1, sizeof ids);
     if ((ids[0] | ids[1]) != 0 && ids[2] != 0) {
-      found = {ids[0], ids[1], ids[2], SpanContext::Sampling::kSampled};
+      span = {ids[0], ids[1], ids[2], SpanContext::Sampling::kSampled};
     }
   }
-  return found;
+  return span;
 }
 
 SpanContext current_span() {

@@ -128,11 +128,11 @@ Telemetry::Series& Telemetry::series_of(const Key& key) {
 
 std::vector<std::pair<Telemetry::Key, const Telemetry::Series*>> Telemetry::series() const {
   const std::lock_guard<std::mutex> lock(series_mutex_);
-  std::vector<std::pair<Key, const Series*>> found;
+  std::vector<std::pair<Key, const Series*>> listed;
   for (const auto& [key, series] : series_) {
-    found.emplace_back(key, series.get());
+    listed.emplace_back(key, series.get());
   }
-  return found;
+  return listed;
 }
 
 namespace {
@@ -166,47 +166,47 @@ py::list spans_for_python(Telemetry& telemetry) {
     const py::gil_scoped_release unlocked;
     ended = telemetry.take_spans();
   }
-  py::list found;
+  py::list list;
   for (const auto& [call, span, error] : ended) {
-    py::dict one;
-    one["context"] = for_python(span.context);
-    one["parent"] = span.parent;
-    one["incoming"] = call.incoming != 0;
-    one["method"] = method_of(call.function, call.type);
-    one["type"] = type_name(call.type);
-    one["peer_id"] = call.peer_id;
-    one["peer"] = Names::instance().name_of(call.peer);
-    one["begin_us"] = call.begin_us;
-    one["end_us"] = call.end_us;
-    one["bytes"] = call.bytes;
-    one["answer_bytes"] = call.answer_bytes;
-    one["state"] = name_of(call.state);
-    one["error"] = error;
-    found.append(std::move(one));
+    py::dict span_dict;
+    span_dict["context"] = for_python(span.context);
+    span_dict["parent"] = span.parent;
+    span_dict["incoming"] = call.incoming != 0;
+    span_dict["method"] = method_of(call.function, call.type);
+    span_dict["type"] = type_name(call.type);
+    span_dict["peer_id"] = call.peer_id;
+    span_dict["peer"] = Names::instance().name_of(call.peer);
+    span_dict["begin_us"] = call.begin_us;
+    span_dict["end_us"] = call.end_us;
+    span_dict["bytes"] = call.bytes;
+    span_dict["answer_bytes"] = call.answer_bytes;
+    span_dict["state"] = name_of(call.state);
+    span_dict["error"] = error;
+    list.append(std::move(span_dict));
   }
-  return found;
+  return list;
 }
 
 py::list series_for_python(const Telemetry& telemetry) {
-  py::list found;
+  py::list list;
   for (const auto& [key, series] : telemetry.series()) {
     std::vector<uint64_t> buckets;
     for (const auto& bucket : series->buckets) {
       buckets.push_back(bucket);
     }
-    py::dict one;
-    one["incoming"] = key.incoming != 0;
-    one["method"] = method_of(key.function, key.type);
-    one["peer_id"] = key.peer_id;
-    one["peer"] = Names::instance().name_of(key.peer);
-    one["state"] = name_of(key.state);
-    one["buckets"] = buckets;
-    one["sum_us"] = series->sum_us.load();
-    one["bytes"] = series->bytes.load();
-    one["answer_bytes"] = series->answer_bytes.load();
-    found.append(std::move(one));
+    py::dict series_dict;
+    series_dict["incoming"] = key.incoming != 0;
+    series_dict["method"] = method_of(key.function, key.type);
+    series_dict["peer_id"] = key.peer_id;
+    series_dict["peer"] = Names::instance().name_of(key.peer);
+    series_dict["state"] = name_of(key.state);
+    series_dict["buckets"] = buckets;
+    series_dict["sum_us"] = series->sum_us.load();
+    series_dict["bytes"] = series->bytes.load();
+    series_dict["answer_bytes"] = series->answer_bytes.load();
+    list.append(std::move(series_dict));
   }
-  return found;
+  return list;
 }
 
 }  // namespace

@@ -41,15 +41,15 @@ std::shared_ptr<EventQueue> MemoryTransport::queue_of(int peer) {
   std::string address;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = peers_.find(peer);
-    if (found == peers_.end()) {
+    const auto learned = peers_.find(peer);
+    if (learned == peers_.end()) {
       throw TransportError("the address of worker " + std::to_string(peer) + " is not known");
     }
-    address = found->second;
+    address = learned->second;
   }
   std::lock_guard<std::mutex> lock(listening_mutex);
-  const auto found = listening().find(address);
-  auto queue = found == listening().end() ? nullptr : found->second.lock();
+  const auto listener = listening().find(address);
+  auto queue = listener == listening().end() ? nullptr : listener->second.lock();
   if (!queue) {
     throw TransportError("no worker listens at " + address);
   }

@@ -46,10 +46,10 @@ auto in_python(Call call) {
 }
 
 // The message for a method of a Python transport that returns the wrong type.
-std::string wrong_result(const py::object& transport, const char* method, const py::object& found, const char* must) {
+std::string wrong_result(const py::object& transport, const char* method, const py::object& result, const char* must) {
   const py::handle type = py::type::handle_of(transport);
   return (py::str("{}.{}.{}() of the transport returned {!r}; it must return {}.")
-              .format(type.attr("__module__"), type.attr("__qualname__"), method, found, must))
+              .format(type.attr("__module__"), type.attr("__qualname__"), method, result, must))
       .cast<std::string>();
 }
 
@@ -209,12 +209,12 @@ void PythonTransport::close(double linger) {
 
 Metrics PythonTransport::metrics() const {
   return in_python([&] {
-    const py::object found = transport_.attr("metrics")();
+    const py::object result = transport_.attr("metrics")();
     try {
-      const auto texts = found.cast<std::map<std::string, std::string>>();
+      const auto texts = result.cast<std::map<std::string, std::string>>();
       return Metrics(texts.begin(), texts.end());
     } catch (const py::cast_error&) {
-      throw TransportError(wrong_result(transport_, "metrics", found, "a dict of str to str"));
+      throw TransportError(wrong_result(transport_, "metrics", result, "a dict of str to str"));
     }
   });
 }

@@ -335,11 +335,11 @@ Decoded decode(const Parts& parts, const Limits& limits, const std::vector<c10::
       device = known_device(type, description.get<uint8_t>(), devices);
     }
     if ((flags & kStorageInPieces) != 0) {
-      const auto found = arrived.find(i);
-      if (found == arrived.end() || found->second.nbytes() != size || found->second.device() != device) {
+      const auto storage = arrived.find(i);
+      if (storage == arrived.end() || storage->second.nbytes() != size || storage->second.device() != device) {
         throw BadFrame("a storage differs from its pieces");
       }
-      storages.push_back(found->second);
+      storages.push_back(storage->second);
       ++used;
     } else if ((flags & kInlineStorage) != 0) {
       if (size > in.left()) {

@@ -50,8 +50,8 @@ void Devices::set(DeviceMaps maps) {
 
 c10::Device Placement::target(c10::Device device) const {
   if (map != nullptr) {
-    if (const auto found = map->find(device); found != map->end()) {
-      return found->second;
+    if (const auto mapped = map->find(device); mapped != map->end()) {
+      return mapped->second;
     }
   }
   if (device.is_cpu()) {
@@ -200,9 +200,9 @@ Part ReceivedMemory::allocate(c10::Device device, uint64_t size) {
   const auto forget = [known = known_, data](void* /*unused*/) {
     c10::Storage last;  // released without the lock
     std::lock_guard<std::mutex> lock(known->mutex);
-    if (const auto found = known->storages.find(data); found != known->storages.end()) {
-      last = std::move(found->second);
-      known->storages.erase(found);
+    if (const auto kept = known->storages.find(data); kept != known->storages.end()) {
+      last = std::move(kept->second);
+      known->storages.erase(kept);
     }
   };
   return {data, size, std::shared_ptr<void>(const_cast<void*>(data), forget), memory_of(device), {}};
@@ -210,11 +210,11 @@ Part ReceivedMemory::allocate(c10::Device device, uint64_t size) {
 
 c10::Storage ReceivedMemory::storage_of(const Part& part) {
   std::lock_guard<std::mutex> lock(known_->mutex);
-  const auto found = known_->storages.find(part.data);
-  if (found == known_->storages.end() || found->second.nbytes() != part.size) {
+  const auto kept = known_->storages.find(part.data);
+  if (kept == known_->storages.end() || kept->second.nbytes() != part.size) {
     throw std::invalid_argument("the transport delivered memory of a device that it did not get from its allocator");
   }
-  const c10::Storage storage = found->second;
+  const c10::Storage storage = kept->second;
   const c10::impl::VirtualGuardImpl impl(storage.device().type());
   impl.recordDataPtrOnStream(storage.data_ptr(), impl.getStream(storage.device()));
   return storage;
@@ -235,8 +235,8 @@ std::vector<c10::Stream> current_streams(const std::vector<at::Tensor>& tensors)
       continue;
     }
     const c10::Device device = tensor.device();
-    const bool is_known =
-        std::any_of(streams.begin(), streams.end(), [&](const c10::Stream& one) { return one.device() == device; });
+    const bool is_known = std::any_of(streams.begin(), streams.end(),
+                                      [&](const c10::Stream& stream) { return stream.device() == device; });
     if (!is_known) {
       streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     }
@@ -275,21 +275,21 @@ void AfterCopies::watch() {
     changed_.wait(lock, [this] { return stopped_ || !waiting_.empty(); });
     const bool stopped = stopped_;
     std::list<Waiting> ended;
-    for (auto one = waiting_.begin(); one != waiting_.end();) {
-      const auto next = std::next(one);
+    for (auto entry = waiting_.begin(); entry != waiting_.end();) {
+      const auto next = std::next(entry);
       // An accelerator that has failed counts as finished: the program sees its error at its next operation.
       bool has_ended = true;
-      contained("while waiting for a copy", [&] { has_ended = stopped || one->copies.have_ended(); });
+      contained("while waiting for a copy", [&] { has_ended = stopped || entry->copies.have_ended(); });
       if (has_ended) {
-        ended.splice(ended.end(), waiting_, one);
+        ended.splice(ended.end(), waiting_, entry);
       }
-      one = next;
+      entry = next;
     }
     lock.unlock();
-    for (Waiting& one : ended) {
-      contained("while waiting for a copy", [&] { one.copies.wait(); });
-      if (one.then && !stopped) {
-        contained("after a copy between host and device", one.then);
+    for (Waiting& entry : ended) {
+      contained("while waiting for a copy", [&] { entry.copies.wait(); });
+      if (entry.then && !stopped) {
+        contained("after a copy between host and device", entry.then);
       }
     }
     if (stopped) {

@@ -28,8 +28,8 @@ uint8_t byte_of_frame(const Parts& parts, size_t place) {
 constexpr size_t kVersionPlace = 4;
 constexpr size_t kKindPlace = 5;
 
-std::string quantity(const char* what, uint64_t found, uint64_t limit) {
-  return std::string("it claims ") + std::to_string(found) + " " + what + "; at most " + std::to_string(limit) +
+std::string quantity(const char* what, uint64_t claimed, uint64_t limit) {
+  return std::string("it claims ") + std::to_string(claimed) + " " + what + "; at most " + std::to_string(limit) +
          " are allowed";
 }
 

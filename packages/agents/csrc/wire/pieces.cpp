@@ -190,13 +190,13 @@ ArrivingMessages::Dropped ArrivingMessages::remove_if(const std::function<bool(c
 }
 
 void ArrivingMessages::forget(int peer) {
-  for (const auto& [key, message] : remove_if([peer](const Key& one) { return one.peer == peer; })) {
+  for (const auto& [key, message] : remove_if([peer](const Key& key) { return key.peer == peer; })) {
     (void)message->drop();
   }
 }
 
 void ArrivingMessages::clear() {
-  for (const auto& [key, message] : remove_if([](const Key& /*one*/) { return true; })) {
+  for (const auto& [key, message] : remove_if([](const Key& /*key*/) { return true; })) {
     (void)message->drop();
   }
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import threading
 import time
 import types
 from datetime import timedelta
@@ -237,59 +237,43 @@ class DynamicGroupAgent(RankMappingMixin, _Agent):
                 error,
             )
         self.presence.close()
-        finished = threading.Event()
         serves = int(self.get_metrics()["agent.server_active_calls"]) > 0
         if serves and not self.roster.trouble:
             self.refresh()  # a caller may have joined since this worker read the member list
         members = dict(self.members)  # leaving forgets them
-        asking = threading.Thread(target=self._ask_callers, args=(members, finished), daemon=True)
-        asking.start()
+        ask = functools.partial(self._ask_callers, members, {})
+        ask()
         self.roster.leave()
-        try:
-            self.finish(timeout or _SERVING_TIMEOUT)
-        finally:
-            finished.set()
+        self.finish(timeout or _SERVING_TIMEOUT, _ASK_AGAIN, ask)
 
-    def _ask_callers(self, members: dict[int, WorkerInfo], finished: threading.Event) -> None:
-        """Ask each caller of a function that has returned a future, or returns one until ``finished``."""
-        asked: set[int] = set()
-        while not finished.is_set():
-            for caller in set(self.callers_of_futures()) - asked:
-                asked.add(caller)
-                if caller in members:
-                    self._ask_caller(members[caller], finished)
-            finished.wait(_ASK_AGAIN)
-
-    def _ask_caller(self, caller: WorkerInfo, finished: threading.Event) -> None:
-        """Find out whether a caller has given up its calls to functions that have returned futures."""
-        if finished.is_set():
-            return
-        me = _C.TransportAgent.get_worker_info(self)
-        to = worker_info(caller.name, caller.id, caller.id)
-        try:
-            answer = rpc.rpc_async(to, has_calls_to, (me.id,), timeout=_SERVING_TIMEOUT)
-        except RuntimeError:  # the caller counts as waiting
-            self._ask_again(caller, finished)
-        else:
-            answer.add_done_callback(functools.partial(self._take_answer, caller, finished))
-
-    def _take_answer(
-        self, caller: WorkerInfo, finished: threading.Event, answer: torch.futures.Future[bool]
+    def _ask_callers(
+        self, members: dict[int, WorkerInfo], asked: dict[int, torch.futures.Future[bool]]
     ) -> None:
+        """Ask each caller of a function that has returned a future whether it still waits.
+
+        A caller that waits is asked again: another call of it may have been answered since.
+
+        :param asked: the last question to each caller; the new ones are added.
+        """
+        for caller in self.callers_of_futures():
+            if caller not in members or (caller in asked and not asked[caller].done()):
+                continue
+            me = _C.TransportAgent.get_worker_info(self)
+            to = worker_info(members[caller].name, caller, caller)
+            # A question that cannot be asked says nothing: the caller counts as waiting.
+            with contextlib.suppress(RuntimeError):
+                asked[caller] = rpc.rpc_async(to, has_calls_to, (me.id,), timeout=_SERVING_TIMEOUT)
+                asked[caller].add_done_callback(
+                    functools.partial(self._take_answer, members[caller])
+                )
+
+    def _take_answer(self, caller: WorkerInfo, answer: torch.futures.Future[bool]) -> None:
         try:
             waits = answer.value()
         except RuntimeError as error:
             waits = not is_unreachable(caller.name, error)
         if not waits:
             self.note_not_waiting(caller.id)
-        else:  # another call of it may have been answered since
-            self._ask_again(caller, finished)
-
-    def _ask_again(self, caller: WorkerInfo, finished: threading.Event) -> None:
-        if not finished.is_set():
-            again = threading.Timer(_ASK_AGAIN, self._ask_caller, (caller, finished))
-            again.daemon = True
-            again.start()
 
 
 def has_calls_to(worker_id: int) -> bool:

@@ -92,6 +92,6 @@ class CallInterceptor:
 
 
 def _stop(native: weakref.ref[_C.NativeCallInterceptor]) -> None:
-    found = native()
-    if found is not None:
-        found.stop()
+    agent = native()
+    if agent is not None:
+        agent.stop()

@@ -84,7 +84,7 @@ class AgentDevices:
             for map_ in device_maps.reverse_maps(self._mine, [worker]).values()
         }
         used = device_maps.used_devices(
-            self._mine, {str(one): map_ for one, map_ in reverse.items()}
+            self._mine, {str(device): map_ for device, map_ in reverse.items()}
         )
         if not used and not reverse and not self._mine.maps:
             return
@@ -108,7 +108,9 @@ def published(key: str, name: str, value: Any) -> tuple[str, device_maps.WorkerD
         address, devices = value, None
     if not isinstance(address, str):
         raise stored.unsuitable(key, f"{stored.shown(value)}, not an address")
-    return address, stored.checked(key, devices, lambda found: worker_devices(name, found))
+    return address, stored.checked(
+        key, devices, lambda stored_devices: worker_devices(name, stored_devices)
+    )
 
 
 def worker_devices(name: str, declared: Any) -> device_maps.WorkerDevices:

@@ -77,7 +77,7 @@ def _memcpy(me: WorkerContext, memory: tuple[Any, Any], kind: str) -> None:
 
 def _over_socket(me: WorkerContext, memory: tuple[Any, Any], kind: str) -> None:
     channel: socket.socket = me.memory["channel"]
-    here, there = (memoryview(one.numpy()) for one in memory)
+    here, there = (memoryview(tensor.numpy()) for tensor in memory)
     header = len(here).to_bytes(8, "big") + (b"e" if kind == "echo" else b"o")
     if len(here) < 1 << 12:
         channel.sendall(header + here)

@@ -214,7 +214,7 @@ def _peers(names: Sequence[str]) -> list[Subject]:
             raise UsageFailure(
                 f"--peer {name}: {name} is not installed. Run pip install {known[name].distribution}"
             )
-    chosen = [one for one in names if one != "none"] if names else installed
+    chosen = [name for name in names if name != "none"] if names else installed
     return [Subject(known[name].label, name, peer=name) for name in dict.fromkeys(chosen)]
 
 
@@ -242,10 +242,12 @@ def _subjects(
     from rpc_backends_core.spi.inspection import records
 
     try:
-        plugins = [one.name for one in records() if one.source == "plugin"]
+        plugins = [record.name for record in records() if record.source == "plugin"]
         subjects = requested.arrange(named, chosen, plugins, peers)
-        require_loadable([one.name for one in subjects if not one.peer and not one.own], limit)
-        for subject in (one for one in subjects if not one.peer):
+        require_loadable(
+            [subject.name for subject in subjects if not subject.peer and not subject.own], limit
+        )
+        for subject in (candidate for candidate in subjects if not candidate.peer):
             _check(subject)
     except (SubjectError, RpcBackendsError) as error:
         raise UsageFailure(str(error)) from error
@@ -292,7 +294,9 @@ def measure_plan(
     from rpc_backends_processes import exit_on_signals
 
     about = [_about(subject) for subject in subjects]
-    packages = tuple(dict.fromkeys(one["distribution"] for one in about if one["distribution"]))
+    packages = tuple(
+        dict.fromkeys(backend["distribution"] for backend in about if backend["distribution"])
+    )
     here = {**machine.describe(packages), "busy_before": machine.busy_share(), "awake": awake}
     results = Results.begin(plan, here, about, subjects[-1].label)
     expected = measure.expected(plan, len(subjects))

@@ -59,7 +59,7 @@ class Comparison:
     def beyond_noise(self) -> list[Change]:
         """Return the changes beyond the noise, the largest first."""
         changes = [change for change in self.changes if change.verdict != "no change"]
-        return sorted(changes, key=lambda one: -max(one.factor, 1 / one.factor))
+        return sorted(changes, key=lambda change: -max(change.factor, 1 / change.factor))
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""

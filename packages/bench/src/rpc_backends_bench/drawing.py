@@ -84,10 +84,10 @@ def along(
             continue
         marker = "" if label.startswith(BASELINE) else "o"
         xs = [x for x, _ in spreads]
-        middles = [shown(row, x, one.middle) for x, one in spreads]
+        middles = [shown(row, x, interval.middle) for x, interval in spreads]
         axes.plot(xs, middles, marker=marker, color=colour, linestyle=line, label=name_of(label))
-        for x, one in spreads:
-            ends = [shown(row, x, one.low), shown(row, x, one.high)]
+        for x, interval in spreads:
+            ends = [shown(row, x, interval.low), shown(row, x, interval.high)]
             axes.plot([x, x], ends, color=colour, linewidth=1)
     if row.id in DYNAMIC:
         ticks = [x for x in x_values if x == 1 or x % max(1, x_values[-1] // 8) == 0]

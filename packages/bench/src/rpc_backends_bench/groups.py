@@ -46,7 +46,7 @@ def _static(plan: Plan, subject: Subject, size: int, turn: int, results: Results
             group.run_each(worker_tasks.connect_all, neighbours)
             used = group.run(worker_tasks.resource_usage)
             for what in ("memory", "threads", "files"):
-                values[f"group.{what}"] = statistics.fmean(one[what] for one in used)
+                values[f"group.{what}"] = statistics.fmean(counts[what] for counts in used)
             if size <= plan.mesh and plan.has("group.mesh"):
                 all_ranks = list(range(size))
                 values["group.mesh"] = duration(

@@ -93,7 +93,7 @@ def _processors() -> _Processors:
         return _Processors()
     ticks = os.sysconf("SC_CLK_TCK") * (os.cpu_count() or 1)
     user, nice, system, idle, waiting, *interrupts, stolen = (
-        int(one) / ticks for one in first[1:9]
+        int(ticks_in_state) / ticks for ticks_in_state in first[1:9]
     )
     return _Processors(sum((user, nice, system, *interrupts)), idle + waiting, stolen)
 

@@ -43,9 +43,9 @@ def run(
             failed = {problem.label for problem in results.problems if problem.at == "start"}
             remaining = [subject for subject in subjects if subject.label not in failed]
             if stage not in _WITH_PEERS:
-                remaining = [one for one in remaining if not one.peer]
+                remaining = [subject for subject in remaining if not subject.peer]
             if stage is groups.measure_dynamic:
-                remaining = [one for one in remaining if supports_dynamic_groups(one)]
+                remaining = [subject for subject in remaining if supports_dynamic_groups(subject)]
             if remaining:
                 stage(plan, remaining, results, listener)
         results.complete = True

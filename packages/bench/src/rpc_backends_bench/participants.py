@@ -111,7 +111,7 @@ class Participant:
         """Run a task in the first ``len(arguments)`` workers at once, each with its own arguments."""
         with _worker_errors():
             return self._results(
-                [self.workers[rank].start(task, *one) for rank, one in enumerate(arguments)]
+                [self.workers[rank].start(task, *own) for rank, own in enumerate(arguments)]
             )
 
     def call(self, rank: int, task: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -130,7 +130,7 @@ class Plan:
 
     def has(self, *ids: str) -> bool:
         """Return whether one of these rows is measured."""
-        return any(one in self.only for one in ids)
+        return any(row in self.only for row in ids)
 
     def up_to(self, largest: int) -> Plan:
         """Return the plan without groups of more than ``largest`` workers."""

@@ -86,7 +86,10 @@ def _draw_latencies(results: Results) -> Figure:
         loaded = ", loaded" if ".loaded." in row.id else ""
         axes.set_title(row.title + loaded)
         axes.set_yscale("log")
-        axes.set_xticks([_nines(one) for one in _NINES], [f"{one:g} %" for one in _NINES])
+        axes.set_xticks(
+            [_nines(percentile) for percentile in _NINES],
+            [f"{percentile:g} %" for percentile in _NINES],
+        )
         axes.set_ylabel("us")
         axes.set_xlabel("latency percentiles (CDF)")
         drawing.plain_numbers(axes, "y")
@@ -167,13 +170,17 @@ def _draw_ratios(results: Results) -> Figure:
     figure, (axes,) = drawing.panels(1, 1, wide=2.1, high=height)
     for number, label in enumerate(others):
         drawn = [(n, row, results.ratio(row.id, x, label)) for n, (row, x) in enumerate(drawn_rows)]
-        ratios = [(n, _ratio_of_times(row, one)) for n, row, one in drawn if one is not None]
+        ratios = [
+            (n, _ratio_of_times(row, ratio_row))
+            for n, row, ratio_row in drawn
+            if ratio_row is not None
+        ]
         axes.errorbar(
-            [one.middle for _, one in ratios],
+            [ratio.middle for _, ratio in ratios],
             [n + (number - (len(others) - 1) / 2) * 0.22 for n, _ in ratios],
             xerr=[
-                [one.middle - one.low for _, one in ratios],
-                [one.high - one.middle for _, one in ratios],
+                [ratio.middle - ratio.low for _, ratio in ratios],
+                [ratio.high - ratio.middle for _, ratio in ratios],
             ],
             fmt="o",
             markersize=3.5,
@@ -207,14 +214,14 @@ PLOTS = (
         "Latency percentiles of single calls: at 90 %, nine of ten calls take at most this long. The "
         "axis is stretched towards the slowest calls.",
         _draw_latencies,
-        tuple(one for one in BY_ID if one.startswith("latency.")),
+        tuple(row for row in BY_ID if row.startswith("latency.")),
     ),
     Plot(
         "throughput",
         "Throughput",
         "No-ops in Python per second. The vertical lines at the points show quartiles.",
         _draw_throughput,
-        tuple(one for one in BY_ID if one.startswith("throughput.")),
+        tuple(row for row in BY_ID if row.startswith("throughput.")),
     ),
     Plot(
         "bandwidth",
@@ -232,7 +239,7 @@ PLOTS = (
         "Processor time per call on each side, in all threads, including those that poll for messages. "
         "For an idle worker, the processor cores that it takes.",
         _draw_processor,
-        tuple(one for one in BY_ID if one.startswith("cpu.")),
+        tuple(row for row in BY_ID if row.startswith("cpu.")),
     ),
     Plot(
         "groups",
@@ -240,7 +247,7 @@ PLOTS = (
         "Memory, threads and files are the increase since before init_rpc, the mean of all workers. One "
         "worker at a time joins or leaves.",
         _draw_groups,
-        tuple(one for one in BY_ID if one.startswith("group.")),
+        tuple(row for row in BY_ID if row.startswith("group.")),
     ),
 )
 

@@ -199,14 +199,14 @@ class Results:
         try:
             series = {
                 (row["id"], row["x"], label): Series(
-                    points=[(int(s), int(r), float(v)) for s, r, v in one["points"]],
-                    percentiles=one["percentiles"],
-                    curve=[(float(percent), float(value)) for percent, value in one["curve"]],
-                    calls=one["calls"],
+                    points=[(int(s), int(r), float(v)) for s, r, v in result["points"]],
+                    percentiles=result["percentiles"],
+                    curve=[(float(percent), float(value)) for percent, value in result["curve"]],
+                    calls=result["calls"],
                 )
                 for row in data["rows"]
                 if row["id"] in BY_ID
-                for label, one in row["results"].items()
+                for label, result in row["results"].items()
             }
             return cls(
                 plan=data["plan"],
@@ -214,7 +214,7 @@ class Results:
                 subjects=data["subjects"],
                 reference=data["reference"],
                 series=series,
-                problems=[Problem(**one) for one in data["problems"]],
+                problems=[Problem(**problem) for problem in data["problems"]],
                 complete=data["complete"],
             )
         except (KeyError, TypeError, ValueError) as error:

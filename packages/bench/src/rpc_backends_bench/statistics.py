@@ -100,10 +100,10 @@ def bootstrap_ratios(ours: Sequence[Point], reference: Sequence[Point]) -> list[
     if not sets:
         return []
     rng = torch.Generator().manual_seed(0)
-    count, longest = len(sets), max(len(one) for one in sets)
-    padded = [one + [one[0]] * (longest - len(one)) for one in sets]
+    count, longest = len(sets), max(len(values) for values in sets)
+    padded = [values + [values[0]] * (longest - len(values)) for values in sets]
     values = torch.tensor(padded, dtype=torch.float64)  # process set x round x (ours, reference)
-    lengths = torch.tensor([len(one) for one in sets])
+    lengths = torch.tensor([len(values) for values in sets])
     chosen = torch.randint(count, (_RESAMPLES, count, 1), generator=rng)
     part = torch.rand((_RESAMPLES, count, longest), generator=rng)
     turn = (part * lengths[chosen]).long()

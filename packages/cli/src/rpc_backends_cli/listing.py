@@ -85,7 +85,7 @@ def gather() -> Listing:
 
     # Sorted by name; among equal names, the one that is used comes first.
     rows: list[Row] = []
-    for record in sorted(records(), key=lambda one: one.name):
+    for record in sorted(records(), key=lambda each: each.name):
         before = next((row for row in rows if row.name == record.name), None)
         rows.append(_row(record, before))
     return Listing(rows, notes)

@@ -70,7 +70,7 @@ def _write(path: Path, allow_editable: bool, as_json: bool) -> None:
     packages = lock.installed()
     editable = [package for package in packages if package.editable is not None]
     if editable and not allow_editable:
-        names = ", ".join(f"{one.distribution} ({one.editable})" for one in editable)
+        names = ", ".join(f"{package.distribution} ({package.editable})" for package in editable)
         raise Failure(
             f"these are editable installs, whose files have no hashes: {names}. Install wheels, or "
             "accept with --allow-editable that changes of their sources go unnoticed."
@@ -79,15 +79,20 @@ def _write(path: Path, allow_editable: bool, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(path), "packages": [asdict(package) for package in packages]})
         return
-    for one in packages:
-        what = f"editable, in {one.editable}" if one.editable else f"{len(one.files)} files"
-        click.echo(
-            f"{one.distribution} {one.version}: {', '.join([*one.backends, *one.hooks])} ({what})"
+    for package in packages:
+        what = (
+            f"editable, in {package.editable}"
+            if package.editable
+            else f"{len(package.files)} files"
         )
-    for one in editable:
         click.echo(
-            f"Warning: changes of the sources of {one.distribution} in {one.editable} will not be "
-            "noticed.",
+            f"{package.distribution} {package.version}: "
+            f"{', '.join([*package.backends, *package.hooks])} ({what})"
+        )
+    for package in editable:
+        click.echo(
+            f"Warning: changes of the sources of {package.distribution} in {package.editable} will not "
+            "be noticed.",
             err=True,
         )
     click.echo(f"{path} has {_count(packages)}.")

@@ -29,20 +29,25 @@ def check() -> Section:
     damaged = [
         Finding(
             "problem",
-            found.distribution or found.name,
-            f"{found.origin} {inspection.misspelt_group_text(group, found)}",
-            {"group": group, "name": found.name, "distribution": found.distribution},
+            declaration.distribution or declaration.name,
+            f"{declaration.origin} {inspection.misspelt_group_text(group, declaration)}",
+            {"group": group, "name": declaration.name, "distribution": declaration.distribution},
         )
-        for group, found in inspection.misspelt_groups()
+        for group, declaration in inspection.misspelt_groups()
     ]
     damaged += [
         Finding(
-            "problem", one.distribution or "a package", str(one), {"distribution": one.distribution}
+            "problem",
+            damage.distribution or "a package",
+            str(damage),
+            {"distribution": damage.distribution},
         )
-        for one in inspection.unreadable()
+        for damage in inspection.unreadable()
     ]
     names = {
-        _canonical(found.distribution) for group in _GROUPS for found in inspection.declared(group)
+        _canonical(entry_point.distribution)
+        for group in _GROUPS
+        for entry_point in inspection.declared(group)
     }
     unmet: list[Finding] = []
     checked: set[str] = set()

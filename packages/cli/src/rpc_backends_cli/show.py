@@ -135,7 +135,9 @@ def _page(name: str) -> Page:
     backend = registry.backend(name)
     # A backend may also declare capabilities that this project does not know.
     commitments = {str(name): text for name, text in COMMITMENTS.items()}
-    others = [one for one in records() if one.name == record.name and one.state == "shadowed"]
+    others = [
+        other for other in records() if other.name == record.name and other.state == "shadowed"
+    ]
     return Page(
         record.name,
         record.state,

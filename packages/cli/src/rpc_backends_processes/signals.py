@@ -19,9 +19,9 @@ def exit_on_signals() -> Iterator[None]:
     def leave(number: int, _frame: object) -> None:
         sys.exit(128 + number)
 
-    before = {one: signal.signal(one, leave) for one in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -77,7 +77,9 @@ def explain(group: InspectedGroup, callees: Collection[str] = ()) -> list[Cause]
     stuck = {name for cause in causes for name in cause.stuck}
     causes += [*waiting.shutdowns(stuck), *waiting.rrefs()]
     for certain in (causes, waiting.missing(), waiting.slow(callees)):
-        about = [one for one in certain if not callees or not set(callees).isdisjoint(one.workers)]
+        about = [
+            cause for cause in certain if not callees or not set(callees).isdisjoint(cause.workers)
+        ]
         if about:
             return about
     return []
@@ -87,7 +89,7 @@ class _Group:
     def __init__(self, states: Iterable[WorkerState]) -> None:
         self.by_name: dict[str, WorkerState] = {}
         # A worker that runs replaces one of an earlier run.
-        for state in sorted(states, key=lambda one: not (one.problem or _failed(one))):
+        for state in sorted(states, key=lambda shown: not (shown.problem or _failed(shown))):
             self.by_name[state.worker] = state
 
     # --- the causes -----------------------------------------------------------------------------------
@@ -118,8 +120,8 @@ class _Group:
 
     def starts(self) -> Iterator[Cause]:
         """Find workers that other workers wait for in ``init_rpc``."""
-        ranks = {one.start.rank for one in self.by_name.values() if one.start is not None}
-        running = any(one.members for one in self.by_name.values())
+        ranks = {state.start.rank for state in self.by_name.values() if state.start is not None}
+        running = any(state.members for state in self.by_name.values())
         waiting = [
             state
             for state in self.by_name.values()
@@ -169,10 +171,10 @@ class _Group:
             return f"{name!r} (process {state.pid}) {state.problem}"
         dumps = (
             ", or there is no dump of it"
-            if any(one.reason for one in self.by_name.values())
+            if any(state.reason for state in self.by_name.values())
             else ""
         )
-        hosts = _names(sorted({one.host for one in self.by_name.values() if one.host}))
+        hosts = _names(sorted({state.host for state in self.by_name.values() if state.host}))
         return (
             f"{name!r} is not among the workers that were inspected, on {hosts}: it has ended, or it "
             f"runs elsewhere{dumps}{self._loss(name)}"
@@ -299,7 +301,7 @@ class _Group:
         if not any(map(_in_shutdown, self.by_name.values())):
             return
         for owner in sorted(
-            {name for one in self.by_name.values() for name in one.members.values()}
+            {name for state in self.by_name.values() for name in state.members.values()}
         ):
             holders = {
                 name: state.held_rrefs[owner]
@@ -332,7 +334,7 @@ class _Group:
             and call.seconds >= _YOUNG
             and (not callees or call.peer in callees)
         ]
-        for call, state in sorted(calls, key=lambda one: -one[0].seconds)[:1]:
+        for call, state in sorted(calls, key=lambda slow: -slow[0].seconds)[:1]:
             wait = _Wait(state.worker, call.peer, _short(call), state.thread(call.thread))
             yield Cause(
                 "slow",
@@ -372,7 +374,7 @@ class _Group:
         if wait.collective:
             return target.threads[-1:]  # faulthandler writes the main thread last
         serving = [thread for thread in target.threads if thread.serves]
-        return [one for one in serving if _runs(one, wait.reason)] or (
+        return [request for request in serving if _runs(request, wait.reason)] or (
             serving if _is_full(target) else []
         )
 

@@ -113,7 +113,7 @@ def _add_where_it_is_missed(
         return
     for group in list(groups.values()):
         is_there = group.key != key and key_of_address(group.address) == key
-        names = {one.worker for one in group.states}
+        names = {state.worker for state in group.states}
         may_be_member = state.worker in group.members or not group.members
         if is_there and may_be_member and state.worker not in names:
             groups[group.key] = _group(group.key, [*group.states, state])

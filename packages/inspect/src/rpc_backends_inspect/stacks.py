@@ -69,7 +69,7 @@ class Thread:
         for at, frame in enumerate(self.frames):
             if frame.function == _RUNS_A_CALL and frame.is_rpc:
                 inner = [*reversed(self.frames[:at])]
-                called = (one for one in inner if not one.is_wrapper)
+                called = (frame for frame in inner if not frame.is_wrapper)
                 return next(called, inner[0] if inner else None)
         return None
 

@@ -211,12 +211,12 @@ def lines(read: Callable[[], list[WorkerState]], seconds: float) -> Iterator[dic
             "seconds": seconds,
             "workers": [
                 {
-                    "worker": one.worker,
-                    "pid": one.pid,
-                    "group_id": one.group_key,
-                    "problem": one.problem,
+                    "worker": state.worker,
+                    "pid": state.pid,
+                    "group_id": state.group_key,
+                    "problem": state.problem,
                 }
-                for one in states
+                for state in states
             ],
             "rows": [asdict(row) for row in meter.rows(states)],
         }

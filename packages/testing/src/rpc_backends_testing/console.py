@@ -56,7 +56,11 @@ def _render_chapters(report: Report, to: Console) -> None:
     from rich.text import Text
 
     there = report.count()
-    columns = [one for one in Outcome if there[one] or one in (Outcome.PASSED, Outcome.FAILED)]
+    columns = [
+        outcome
+        for outcome in Outcome
+        if there[outcome] or outcome in (Outcome.PASSED, Outcome.FAILED)
+    ]
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("CHAPTER", no_wrap=True)
     for outcome in columns:

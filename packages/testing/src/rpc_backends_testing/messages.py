@@ -309,4 +309,4 @@ def lists_of_bytes(draw: st.DrawFn) -> Message:
     """Give a message that is a list of one or more tensors of bytes, each all of its storage."""
     of_bytes = [Storage(storage.size, "uint8", storage.number) for storage in _storages(draw, 0)]
     storages = tuple(of_bytes or [Storage(0, "uint8", 0)])
-    return Message(storages, [_whole(index, one) for index, one in enumerate(storages)])
+    return Message(storages, [_whole(index, data) for index, data in enumerate(storages)])

@@ -177,7 +177,9 @@ class _Interrupts:
         before: dict[int, Any] = {}
         if any(item.get_closest_marker(_REQUIREMENT) for item in session.items):
             usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-            before = {one: each for one, each in usual.items() if signal.getsignal(one) is each}
+            before = {
+                number: each for number, each in usual.items() if signal.getsignal(number) is each
+            }
         for number in before:
             signal.signal(number, self._raise)
         try:
@@ -243,13 +245,13 @@ class _Recorder:
         from rpc_backends_testing.recording import file_of, reports, summary, write
 
         file = self._config.getoption("rpc_report")
-        found = list(reports(self._config, self._results, self._started, self._stopped))
-        for report in found:
+        made = list(reports(self._config, self._results, self._started, self._stopped))
+        for report in made:
             terminalreporter.section(f"conformance of {report.backend['name']}")
             for line in summary(report):
                 terminalreporter.write_line(line)
             if file is not None:
-                for path in write(report, file_of(report, file, len(found))):
+                for path in write(report, file_of(report, file, len(made))):
                     terminalreporter.write_line(f"report: {path}")
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:

@@ -108,8 +108,10 @@ def _row(report: Report, results: list[Result]) -> dict[str, Any]:
 def _capability(report: Report, name: str, state: str) -> dict[str, Any]:
     """Return a row of the table of capabilities."""
     results = [result for result in report.results if result.capability == name]
-    tested = [one for one in results if one.outcome not in _UNTESTED]
-    met = [one for one in tested if one.outcome in (Outcome.PASSED, Outcome.WORKS_UNDECLARED)]
+    tested = [result for result in results if result.outcome not in _UNTESTED]
+    met = [
+        result for result in tested if result.outcome in (Outcome.PASSED, Outcome.WORKS_UNDECLARED)
+    ]
     asked = f"{len(met)} of {len(tested)}"
     if not tested:
         asked = "not run" if results else "none in this run"

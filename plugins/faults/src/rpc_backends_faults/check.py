@@ -33,7 +33,7 @@ def check() -> Section:
             )
         if asked.replay is not None and not asked.replay.is_dir():
             replay.read(asked.replay)
-        for place in dict.fromkeys(one for one in (asked.log, asked.replay) if one is not None):
+        for place in dict.fromkeys(path for path in (asked.log, asked.replay) if path is not None):
             findings += _logs(place)
     except ValueError as error:
         findings.append(Finding("problem", "rules", str(error), {}))
@@ -45,22 +45,22 @@ def check() -> Section:
 def _logs(place: Path) -> list[Finding]:
     """Report event logs that are cut off: they lack faults, and so does a replay of them."""
     logs = report_page.log_files(place) if place.exists() else []
-    found = []
+    problems = []
     for log in logs:
         try:
             problem = report_page.cut_off(log)
         except OSError as error:
             problem = f"cannot be read: {error.strerror or error}"
         if problem is not None:
-            found.append((log, problem))
+            problems.append((log, problem))
     findings = [
         Finding("warning", "event log", f"{log} {problem}", {"log": str(log)})
-        for log, problem in found[:_MOST_NAMED]
+        for log, problem in problems[:_MOST_NAMED]
     ]
-    if len(found) > _MOST_NAMED:
-        more = len(found) - _MOST_NAMED
+    if len(problems) > _MOST_NAMED:
+        more = len(problems) - _MOST_NAMED
         findings.append(Finding("warning", "event log", f"{more} more in {place} are cut off", {}))
-    if logs and not found:
+    if logs and not problems:
         many = "1 log" if len(logs) == 1 else f"{len(logs)} logs"
         findings.append(Finding("ok", "event logs", f"{many} in {place}, complete", {}))
     return findings

@@ -237,7 +237,7 @@ class _Check:
         value = self.settings[key]
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list | tuple) or not all(
-            isinstance(one, str) and one for one in values
+            isinstance(pattern, str) and pattern for pattern in values
         ):
             self.problem(
                 key, f"{key!r} is {shown(value)}; it must be a string or a list of strings."
@@ -254,8 +254,8 @@ class _Check:
                 " allowed.",
             )
             return ()
-        for one in values:
-            self.pattern(key, one)
+        for pattern in values:
+            self.pattern(key, pattern)
         return tuple(values)
 
     def pattern(self, key: str, pattern: str) -> None:
@@ -325,8 +325,8 @@ class _Check:
         return LEAST_RATE
 
     def optional_seconds(self, key: str) -> float | None:
-        found = self.seconds(key, -1.0) if key in self.settings else -1.0
-        return found if found >= 0 else None
+        seconds = self.seconds(key, -1.0) if key in self.settings else -1.0
+        return seconds if seconds >= 0 else None
 
     def flag(self, key: str) -> bool:
         value = self.settings.get(key, False)
@@ -415,11 +415,11 @@ def _length(shape: str, numbers: Any) -> Length | None:
         isinstance(numbers, list | tuple) and len(numbers) == 2 and all(map(_is_seconds, numbers))
     ):
         return None
-    one, two = map(float, numbers)
-    if shape == "uniform" and one <= two:
-        return Length(one, "uniform", two)
+    first, second = map(float, numbers)
+    if shape == "uniform" and first <= second:
+        return Length(first, "uniform", second)
     if shape == "normal":
-        return Length(one, "normal", two)
+        return Length(first, "normal", second)
     return None
 
 

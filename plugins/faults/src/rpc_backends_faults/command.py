@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -63,12 +64,38 @@ def run(
 
     Write PROGRAM and its arguments after the options. The exit status is that of the program.
     """
-    from rpc_backends_faults.running import run
+    from rpc_backends_faults import files, settings
 
+    if rules is None and log is None and replay is None:
+        raise Failure(
+            "there is nothing to do: pass --rules FILE, --replay LOG,"
+            " or --log DIR for a log without faults."
+        )
+    if replay is not None and (rules is not None or seed is not None):
+        raise Failure(
+            "--replay takes rules and seed from the log; remove --rules and --seed, or --replay."
+        )
+    if rules is not None:
+        try:
+            files.read(rules)  # one error here instead of one in each worker
+        except ValueError as error:
+            raise Failure(str(error)) from error
+    if replay is not None and not replay.exists():
+        raise Failure(f"the log {str(replay)!r} to replay does not exist; --log DIR writes one.")
+    # The program may change its directory. A variable that is not set here must not come from the
+    # surrounding environment either.
+    given = {
+        settings.RULES: rules and rules.absolute(),
+        settings.SEED: seed,
+        settings.LOG: log and log.absolute(),
+        settings.REPLAY: replay and replay.absolute(),
+    }
+    environ = {name: value for name, value in os.environ.items() if name not in given}
+    environ |= {name: str(value) for name, value in given.items() if value is not None}
     try:
-        run(program, rules=rules, seed=seed, log=log, replay=replay)
-    except ValueError as error:
-        raise Failure(str(error)) from error
+        os.execvpe(program[0], list(program), environ)
+    except OSError as error:
+        raise Failure(f"{program[0]!r} cannot be run: {error.strerror}.") from error
 
 
 @command.command("check")
@@ -92,10 +119,10 @@ def check(file: Path, as_json: bool) -> None:
             raise click.exceptions.Exit(1) from None
         raise Failure(str(error)) from error
     if as_json:
-        found = [
+        explained = [
             {**rule.native(), "source": rule.source, "words": explain(rule)} for rule in rules.rules
         ]
-        print_json({"file": str(file), "ok": True, "seed": rules.seed, "rules": found})
+        print_json({"file": str(file), "ok": True, "seed": rules.seed, "rules": explained})
         return
     many = "1 rule" if len(rules.rules) == 1 else f"{len(rules.rules)} rules"
     click.echo(f"{file}: {many}, seed {rules.seed}")

@@ -183,15 +183,15 @@ class Engine:
         decisions of no other rule.
         """
         alike: Counter[str] = Counter()
-        found = []
+        keyed = []
         for rule in self.rules:
             key = rule.name
             if not rule.named:
                 content = rule.content()
                 alike[content] += 1
                 key = f"{content} {alike[content]}"
-            found.append({**rule.native(), "key": key, "version": self._version})
-        return found
+            keyed.append({**rule.native(), "key": key, "version": self._version})
+        return keyed
 
     def _fired(self) -> dict[str, tuple[int, int]]:
         if self._pipeline is None:

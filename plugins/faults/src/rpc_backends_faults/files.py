@@ -1,15 +1,16 @@
-"""Reads rule files (TOML); errors name the line."""
+"""Reads files that a user names, and the rules in a rule file (TOML); errors name the line."""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from rpc_backends_core.spi import nearest
 from rpc_backends_faults.checking import Where, check_rule, default_name, is_seed
-from rpc_backends_faults.regular_files import read_text
 from rpc_backends_faults.rules import (
     MOST_BYTES,
     MOST_COUNT,
@@ -183,3 +184,48 @@ class _Lines:
             if is_key.match(self._lines[number]):
                 return number + 1
         return None
+
+
+# --- any file; the path may lead to anything, for example a FIFO
+
+
+def read_text(path: Path, what: str, *, most: int | None = None, errors: str = "strict") -> str:
+    """Return the text of a file.
+
+    :param what: the purpose of the file, for error messages.
+    :param most: the largest size in bytes; None means no limit.
+    :param errors: as for :meth:`bytes.decode`.
+    :raises RuleError: the file cannot be read, is too large, or is not a regular file (reading a FIFO
+        or a device may never end).
+    """
+    try:
+        data = _data(path, -1 if most is None else most + 1)
+        if data is None:
+            problem = f"the {what} {path} is not a regular file."
+        elif most is not None and len(data) > most:
+            problem = f"the {what} {path} is too large: at most {most} bytes are allowed."
+        else:
+            return data.decode("utf-8", errors)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path, or invalid UTF-8
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RuleError([f"the {what} {path} cannot be read: {reason}."]) from error
+    raise RuleError([problem])
+
+
+def state(path: Path) -> tuple[int, ...]:
+    """Return a value that differs after every change of a file.
+
+    :raises OSError: the file does not exist.
+    """
+    status = path.stat()
+    # st_ctime also changes when a file becomes readable.
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
+
+
+def _data(path: Path, most: int) -> bytes | None:
+    with open(path, "rb", opener=_without_waiting) as file:
+        return file.read(most) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a FIFO would wait for its writer

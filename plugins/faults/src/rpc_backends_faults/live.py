@@ -136,8 +136,8 @@ class Worker:
 
     def counts(self) -> dict[str, int]:
         """Return how often each rule has fired on that worker, by rule name."""
-        found: dict[str, int] = rpc.rpc_sync(self.name, counts, timeout=self.timeout)
-        return found
+        fired: dict[str, int] = rpc.rpc_sync(self.name, counts, timeout=self.timeout)
+        return fired
 
     @contextlib.contextmanager
     def rule(self, **settings: Any) -> Iterator[str]:

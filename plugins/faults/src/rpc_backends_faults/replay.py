@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rpc_backends_faults.regular_files import read_text
+from rpc_backends_faults.files import read_text
 from rpc_backends_faults.rules import (
     HOUSEKEEPING,
     KINDS,
@@ -54,8 +54,9 @@ class Recording:
         """Return whether the recording has a rule; the name of an unnamed rule may differ."""
         native = rule.native()
         return any(
-            {**native, "name": one["name"]} == one and (not rule.named or one["name"] == rule.name)
-            for one in self.rules
+            {**native, "name": recorded["name"]} == recorded
+            and (not rule.named or recorded["name"] == rule.name)
+            for recorded in self.rules
         )
 
 
@@ -164,23 +165,23 @@ def refuse_several_runs(folder: Path, worker: str) -> None:
 
 def logs(folder: Path, worker: str) -> list[Path]:
     """Return a worker's logs in a folder, oldest first."""
-    found = itertools.takewhile(
+    paths = itertools.takewhile(
         Path.exists, (folder / file_name(worker, number) for number in itertools.count(1))
     )
-    return list(found)
+    return list(paths)
 
 
 def processes(folder: Path, worker: str) -> set[Any]:
     """Return the identifiers of the processes that wrote a worker's logs in a folder."""
-    found = set()
+    ids = set()
     for path in logs(folder, worker):
         try:
             with path.open("rb") as file:
                 start = json.loads(file.readline(_MOST_FIRST))
-            found.add(str(start.get("process", start.get("pid"))))
+            ids.add(str(start.get("process", start.get("pid"))))
         except (OSError, ValueError, AttributeError, RecursionError):
-            found.add(str(path))  # read() reports the problem, if this log is read
-    return found
+            ids.add(str(path))  # read() reports the problem, if this log is read
+    return ids
 
 
 def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -188,7 +189,7 @@ def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
     :raises RuleError: the file cannot be read or is not an event log, or a line is not valid JSON.
     """
-    found = []
+    numbered = []
     lines = read_text(path, "event log", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
@@ -199,17 +200,17 @@ def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
             raise RuleError(
                 [f"{path}:{number}: this is not a line of an event log: {str(error)[:300]}"]
             ) from error
-        found.append((number, event))
-    if not found:
+        numbered.append((number, event))
+    if not numbered:
         raise RuleError([f"{path} is empty: it is not an event log of fault injection."])
-    if found[0][1].get("event") != "start":
+    if numbered[0][1].get("event") != "start":
         raise RuleError(
             [
                 f"{path}:1: this is not an event log of fault injection, whose first event is start. "
                 "Name a file from the folder that RPC_BACKENDS_FAULTS_LOG named."
             ]
         )
-    return found
+    return numbered
 
 
 def _is_housekeeping(event: dict[str, Any]) -> bool:
@@ -257,10 +258,10 @@ class _Line:
         return int(value, 16)
 
     def rules(self) -> list[dict[str, Any]]:
-        found = self._member("rules")
-        if not isinstance(found, list):
-            raise self.error(f"'rules' is {shown(found)}; it must be a list.")
-        for rule in found:
+        rules = self._member("rules")
+        if not isinstance(rules, list):
+            raise self.error(f"'rules' is {shown(rules)}; it must be a list.")
+        for rule in rules:
             if not isinstance(rule, dict):
                 raise self.error(f"'rules' has {shown(rule)}; each rule must be an object.")
             name = rule.get("name")
@@ -271,10 +272,10 @@ class _Line:
                     raise self.error(
                         f"the rule {shown(name)} has {shown(key)} = {shown(value)}, which is not valid."
                     )
-        return found
+        return rules
 
     def faults(self, versions: Mapping[int, Mapping[str, int]]) -> Faults:
-        found: Faults = []
+        places: Faults = []
         faults = self._event.get("faults", [])
         if not isinstance(faults, list):
             raise self.error(f"'faults' is {shown(faults)}; it must be a list.")
@@ -296,8 +297,8 @@ class _Line:
                     f"a fault names the rule {shown(rule)}, which is not in the log"
                     + (f" in version {shown(version)}." if version else ".")
                 )
-            found.append((place, float(seconds)))  # type: ignore[arg-type]  # is_number
-        return found
+            places.append((place, float(seconds)))  # type: ignore[arg-type]  # is_number
+        return places
 
     def _member(self, key: str) -> Any:
         if key not in self._event:
@@ -313,7 +314,7 @@ def _may_be(key: str, value: Any) -> bool:
         return is_number(value, *_BOUNDS[key])
     default = _TEMPLATE.get(key)
     if isinstance(default, list):
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if type(default) is int:
         least, most = _COUNTS.get(key, (0, MOST_COUNT))
         return is_count(value, least, most)

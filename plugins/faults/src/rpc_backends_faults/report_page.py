@@ -49,7 +49,7 @@ class Story:
 
     def summary(self) -> str:
         """Return one line with the numbers, and a line for each log that is cut off."""
-        faults = sum(len(one["faults"]) for one in self.data["messages"])
+        faults = sum(len(message["faults"]) for message in self.data["messages"])
         lines = [
             f"{len(self.data['messages'])} messages of {len(self.data['workers'])} workers, "
             f"{faults} faults",
@@ -214,7 +214,7 @@ class _Reader:
             message["end"] = at
             message["outcome"] = event["outcome"]
             message["text"] = event.get("text", "")
-            message["faults"] += [{**one, "of_answer": True} for one in event.get("faults", [])]
+            message["faults"] += [{**fault, "of_answer": True} for fault in event.get("faults", [])]
             self._count(log, event)
         if kind not in _NOT_NOTES and kind != "request":
             note = {key: value for key, value in event.items() if key not in {"t", "rules"}}
@@ -296,14 +296,14 @@ class _Reader:
         ]
         named = {name for log, _ in self._logs for name in log.facts.get("workers") or []}
         workers = {log.facts["worker"] for log, _ in self._logs}
-        others = {one["to"] for one in self._messages} | named
+        others = {message["to"] for message in self._messages} | named
         return Story(
             {
                 "logs": logs,
                 "workers": [*sorted(workers), *sorted(others - workers)],
                 "rules": self._rules,
-                "messages": sorted(self._messages, key=lambda one: float(one["begin"])),
-                "notes": sorted(self._notes, key=lambda one: float(one["t"])),
+                "messages": sorted(self._messages, key=lambda message: float(message["begin"])),
+                "notes": sorted(self._notes, key=lambda note: float(note["t"])),
             }
         )
 
@@ -375,17 +375,17 @@ def _packed(data: dict[str, Any]) -> dict[str, Any]:
 
     messages = [
         [
-            *(place(one[key]) for key in ("from", "to", "type", "function", "outcome", "text")),
-            place(" in ".join(one["inside"])),
-            one["bytes"],
-            one["begin"],
-            None if one["sent"] == one["begin"] else one["sent"],
-            one["end"],
+            *(place(message[key]) for key in ("from", "to", "type", "function", "outcome", "text")),
+            place(" in ".join(message["inside"])),
+            message["bytes"],
+            message["begin"],
+            None if message["sent"] == message["begin"] else message["sent"],
+            message["end"],
             [
                 [place(fault["rule"]), place(fault["what"]), fault["seconds"], "of_answer" in fault]
-                for fault in one["faults"]
+                for fault in message["faults"]
             ],
         ]
-        for one in data["messages"]
+        for message in data["messages"]
     ]
     return {**data, "messages": messages, "texts": list(places)}

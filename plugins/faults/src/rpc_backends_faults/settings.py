@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rpc_backends_core.spi import nearest
-from rpc_backends_faults import files, regular_files
+from rpc_backends_faults import files
 from rpc_backends_faults.checking import is_seed
 from rpc_backends_faults.rules import MOST_COUNT, Rule, RuleError, RuleSet, shown
 
@@ -173,7 +173,7 @@ def now() -> Wanted | None:
     seen = None
     if asked.rules is not None:
         with contextlib.suppress(OSError):  # files.read() reports the error
-            seen = regular_files.state(asked.rules)
+            seen = files.state(asked.rules)
     of_file = files.read(asked.rules) if asked.rules is not None else RuleSet()
     return Wanted(
         seeds=Seeds(asked.seed, next((rules.seed for rules in sources if rules.seed), None)),

@@ -87,7 +87,7 @@ class Run:
 
         :param test: pytest's node id of the test.
         """
-        seed = next((one.log[0]["seed"] for one in self.outcomes if one.log), self.seed)
+        seed = next((outcome.log[0]["seed"] for outcome in self.outcomes if outcome.log), self.seed)
         took = f", {self.seconds:.1f} s" if self.seconds is not None else ""
         lines = [
             f"{self.what}{took}",
@@ -111,11 +111,11 @@ class Run:
 
         events = [event for outcome in self.outcomes for event in outcome.log]
         fired = Counter(fault["rule"] for event in events for fault in event.get("faults", ()))
-        found: dict[str, None] = {}
+        used: dict[str, None] = {}
         for rule in (rule for event in events for rule in event.get("rules", ())):
             times = {0: "never", 1: "once"}.get(fired[rule["name"]], f"{fired[rule['name']]} times")
-            found[f"{rule['name']} ({rule['what']}), fired {times}: {words(rule)}"] = None
-        return list(found)
+            used[f"{rule['name']} ({rule['what']}), fired {times}: {words(rule)}"] = None
+        return list(used)
 
 
 class Runner:
@@ -229,10 +229,10 @@ def _checked(
     if isinstance(rules, str | Path):
         files.read(Path(rules))
         return str(Path(rules).absolute())
-    found = [dict(rule) for rule in rules]
-    for rule in found:
+    checked = [dict(rule) for rule in rules]
+    for rule in checked:
         live.make(**rule)
-    return found
+    return checked
 
 
 def _described(

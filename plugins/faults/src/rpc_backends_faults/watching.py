@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rpc_backends_faults import files
 from rpc_backends_faults.engine import Engine, logger
-from rpc_backends_faults.regular_files import state
+from rpc_backends_faults.files import state
 from rpc_backends_faults.rules import RuleError, RuleSet
 
 #: Seconds between checks of the file.
@@ -50,7 +50,7 @@ class Watcher:
         missing = 0
         while not self._end.wait(INTERVAL):
             try:
-                found = state(self._path)
+                status = state(self._path)
                 missing = 0
             except OSError as error:
                 # One failed check is not enough: some editors remove a file before they write it.
@@ -58,9 +58,9 @@ class Watcher:
                 if missing == _MOST_MISSING:
                     self._gone(error)
                 continue
-            if found == self._seen:
+            if status == self._seen:
                 continue
-            self._seen = found
+            self._seen = status
             try:
                 self._take()
             except Exception:  # keep watching: the next version of the file may be valid

@@ -79,10 +79,10 @@ def _in_coroutine() -> bool:
 def _with_span(context: Context, high: int, low: int, span: int, is_sampled: bool) -> Context:
     if not is_sampled:  # C++ keeps no ids of such traces
         low, span = random.getrandbits(64) or 1, random.getrandbits(64) or 1
-    found = trace.SpanContext(
+    parent = trace.SpanContext(
         trace_id=high << 64 | low,
         span_id=span,
         is_remote=False,
         trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED if is_sampled else 0),
     )
-    return trace.set_span_in_context(trace.NonRecordingSpan(found), context)
+    return trace.set_span_in_context(trace.NonRecordingSpan(parent), context)

@@ -104,7 +104,9 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
         :param timeout: seconds for the whole broadcast; 0 means no limit.
         """
         self.apply(state)
-        others = [one for one in state.peers.values() if one.worker_id != self.me.worker_id]
+        others = [
+            member for member in state.peers.values() if member.worker_id != self.me.worker_id
+        ]
         message = broadcast.sealed(dumps(state.to_json()).encode(), self.membership.key)
         taken = broadcast.send_to_all([peer.listener for peer in others], message, timeout)
         return [peer for peer, answered in zip(others, taken, strict=True) if not answered]

@@ -66,8 +66,8 @@ _TENSORS_ON_GPUS = Finding(
 
 def _transports(there: list[str]) -> Finding:
     devices: dict[str, list[str]] = {}
-    for one in there:
-        transport, _, device = one.partition("/")
+    for listed in there:
+        transport, _, device = listed.partition("/")
         devices.setdefault(transport, []).append(device)
     shown = [
         transport if of_transport == ["memory"] else f"{transport} ({', '.join(of_transport)})"

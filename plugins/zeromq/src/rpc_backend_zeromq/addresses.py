@@ -146,9 +146,9 @@ def _by_route(host: str, why: str) -> list[Place]:
 
 def _routes(host: str, why: str) -> list[Place]:
     """Return this machine's address on the route to ``host``, for each address family with a route."""
-    found: dict[int, Place] = {}
+    by_family: dict[int, Place] = {}
     for family, _, _, _, target in socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM):
-        if family in found or family not in _FAMILIES:
+        if family in by_family or family not in _FAMILIES:
             continue
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as trial:
@@ -156,8 +156,8 @@ def _routes(host: str, why: str) -> list[Place]:
                 own = trial.getsockname()
         except OSError:
             continue  # no route in this family; the other may have one
-        found[family] = _place(own, f"route to {host}, {why}")
-    return list(found.values())
+        by_family[family] = _place(own, f"route to {host}, {why}")
+    return list(by_family.values())
 
 
 def _place(own: tuple[object, ...], why: str) -> Place:
@@ -197,20 +197,22 @@ def _asked_for(wanted: str, said_by: str) -> Place:
 
 def _of_interface(wanted: str, said_by: str) -> list[Place]:
     here = interfaces()
-    addresses = [one.address for one in here if one.name == wanted]
+    addresses = [interface.address for interface in here if interface.name == wanted]
     if not addresses:
-        close = nearest(wanted, {one.name for one in here})
+        close = nearest(wanted, {interface.name for interface in here})
         hint = f" Did you mean {close!r}?" if close else ""
         raise AddressError(
             f"{said_by} is not an interface of this machine that is up and has an address.{hint} "
             f"{_remedy(here)}"
         )
-    four = [one for one in addresses if ":" not in one]
-    six = [one for one in addresses if ":" in one]
-    routed = [one for one in six if not is_link_local(one)]
+    four = [address for address in addresses if ":" not in address]
+    six = [address for address in addresses if ":" in address]
+    routed = [address for address in six if not is_link_local(address)]
     # Every IPv6 interface has a link-local address, so it is used only if there is no other address.
     chosen = [*four[:1], *routed[:1]] or six[:1]
-    return [Place(one, wanted if is_link_local(one) else None, said_by) for one in chosen]
+    return [
+        Place(address, wanted if is_link_local(address) else None, said_by) for address in chosen
+    ]
 
 
 def _meets_here(meeting: Rendezvous, places: Iterable[Place]) -> bool:
@@ -238,7 +240,7 @@ def _loopback(why: str) -> Place:
 
 def _remedy(here: list[Interface] | None = None) -> str:
     """Return the addresses that the user can choose here, as a sentence for messages."""
-    there = ", ".join(f"{one.name} {one.address}" for one in here or interfaces())
+    there = ", ".join(f"{interface.name} {interface.address}" for interface in here or interfaces())
     return (
         "Set the option address or interface to one that all workers can reach. This machine "
         f"has: {there}."

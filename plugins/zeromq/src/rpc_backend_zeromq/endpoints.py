@@ -38,9 +38,9 @@ def choose(peer: Publication, me: Surroundings) -> str:
         return f"ipc://{peer.unix.path}"
     why = []
     for endpoint in peer.tcp:
-        found, reason = _reachable(endpoint, peer, me)
-        if found is not None:
-            return found
+        reachable, reason = _reachable(endpoint, peer, me)
+        if reachable is not None:
+            return reachable
         why.append(reason)
     raise AddressError(
         f"worker {me.name!r} cannot reach worker {peer.name!r} (rank {peer.rank}): "

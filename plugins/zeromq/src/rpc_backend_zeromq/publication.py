@@ -74,14 +74,14 @@ def printable(place: str) -> str:
 
 def parse_tcp(endpoint: str) -> tuple[str, int] | None:
     """Return the numeric address and the port of an endpoint; None if it is malformed."""
-    found = _TCP.fullmatch(endpoint)
-    if found is None:
+    match = _TCP.fullmatch(endpoint)
+    if match is None:
         return None
     try:
-        address = ipaddress.ip_address(found[1] or found[2])
+        address = ipaddress.ip_address(match[1] or match[2])
     except ValueError:
         return None
-    port = int(found[3])
+    port = int(match[3])
     if port > _HIGHEST_PORT or address.is_unspecified or address.is_multicast:
         return None
     return str(address), port

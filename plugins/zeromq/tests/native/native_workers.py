@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq._native import Transport, TransportError, make_keys
 
 #: Time limit in seconds for steps that take a moment; a passing test never waits that long.
@@ -49,7 +50,9 @@ class Worker:
                 "public_key": public,
                 "secret_key": secret,
                 "fips": fips,
+                **ZeroMQRpcBackendOptions().native(),
                 "max_message": 1 << 30,
+                "bulk_connections": 1,
                 "heartbeat": 1,
                 "heartbeat_timeout": 20,
                 "handshake_timeout": 20,

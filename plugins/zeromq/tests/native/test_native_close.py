@@ -355,9 +355,10 @@ def test_a_bind_without_descriptors_is_an_error(start: Start) -> None:
 def test_ctrl_c_interrupts_receive() -> None:
     code = """
         import signal, threading, time, os
+        from rpc_backend_zeromq import ZeroMQRpcBackendOptions
         from rpc_backend_zeromq._native import Transport
-        transport = Transport(public_key=None, secret_key=None, max_message=1000, heartbeat=1,
-                              heartbeat_timeout=10, handshake_timeout=10)
+        transport = Transport(public_key=None, secret_key=None, handshake_timeout=10,
+                              **ZeroMQRpcBackendOptions().native())
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq._native import Transport, make_keys
 from rpc_backends_testing import TransportContract
 
@@ -22,10 +23,8 @@ class OverTcp:
         self._native = Transport(
             public_key=self._public,
             secret_key=secret,
-            max_message=1 << 30,
-            heartbeat=5,
-            heartbeat_timeout=60,
             handshake_timeout=20,
+            **ZeroMQRpcBackendOptions(bulk_connections=1).native(),
         )
 
     def listen(self, worker_id: int, name: str) -> str:

@@ -43,7 +43,7 @@ def check_devices(checks: OptionChecks, value: Any) -> list[torch.device]:
         return []
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise checks.wrong_type("devices", value, 'a list such as ["cuda:0", "cuda:1"]')
-    devices = [_device(checks, "devices", one) for one in value]
+    devices = [_device(checks, "devices", device) for device in value]
     for device in devices:
         if device.type == "cpu":
             raise ValueError(
@@ -55,7 +55,7 @@ def check_devices(checks: OptionChecks, value: Any) -> list[torch.device]:
 
 def _device_map(checks: OptionChecks, callee: str, map_: Mapping[Any, Any]) -> DeviceMap:
     name = f"device_maps[{callee!r}]"
-    found: DeviceMap = {}
+    device_map: DeviceMap = {}
     reverse: DeviceMap = {}
     for key, value in map_.items():
         mine, theirs = _device(checks, name, key), _device(checks, name, value)
@@ -64,9 +64,9 @@ def _device_map(checks: OptionChecks, callee: str, map_: Mapping[Any, Any]) -> D
                 f"{name}: `device_map` only supports 1-to-1 mapping, trying to map {mine} and "
                 f"{reverse[theirs]} to {theirs}."
             )
-        found[mine] = theirs
+        device_map[mine] = theirs
         reverse[theirs] = mine
-    return found
+    return device_map
 
 
 def _device(checks: OptionChecks, name: str, value: Any) -> torch.device:

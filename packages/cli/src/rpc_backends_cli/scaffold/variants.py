@@ -156,7 +156,8 @@ def _quoted(versions: tuple[str, ...]) -> str:
 def _dependencies(kind: Kind, core: str) -> str:
     base = "rpc-backends-agents" if kind.has_transport else "rpc-backend-tensorpipe"
     return ", ".join(
-        f'"{one}"' for one in (f"rpc-backends-core>={core}", f"{base}>={core}", _TORCH)
+        f'"{requirement}"'
+        for requirement in (f"rpc-backends-core>={core}", f"{base}>={core}", _TORCH)
     )
 
 

@@ -101,8 +101,8 @@ class Linear(torch.nn.Module):
 
     def gradients(self, context: int) -> list[torch.Tensor]:
         """Return this worker's gradients of the parameters in a context."""
-        found = dist_autograd.get_gradients(context)
-        return [found[parameter] for parameter in self.parameters()]
+        gradients = dist_autograd.get_gradients(context)
+        return [gradients[parameter] for parameter in self.parameters()]
 
     def grads(self) -> list[torch.Tensor | None]:
         return [parameter.grad for parameter in self.parameters()]
@@ -136,9 +136,9 @@ def contexts() -> int:
 def contexts_when(wanted: int) -> int:
     """Wait at most :data:`SOON` until this worker has ``wanted`` contexts, and return their number."""
     end = time.monotonic() + SOON
-    while (found := contexts()) != wanted and time.monotonic() < end:
+    while (open_contexts := contexts()) != wanted and time.monotonic() < end:
         time.sleep(0.005)
-    return found
+    return open_contexts
 
 
 def gradient(context: int, of: torch.Tensor) -> Call:
@@ -416,7 +416,7 @@ def test_two_contexts_at_once(me: WorkerContext) -> None:
     """
     x = start(1, 2, 3)
     together = threading.Barrier(2, timeout=20)
-    found: dict[float, Any] = {}
+    gradients: dict[float, Any] = {}
 
     def work(factor: float) -> None:
         try:
@@ -425,10 +425,10 @@ def test_two_contexts_at_once(me: WorkerContext) -> None:
                 together.wait()
                 dist_autograd.backward(context, [result.sum()])
                 together.wait()
-                found[factor] = dist_autograd.get_gradients(context)[x]
+                gradients[factor] = dist_autograd.get_gradients(context)[x]
         except Exception as error:
             together.abort()
-            found[factor] = error
+            gradients[factor] = error
 
     threads = [threading.Thread(target=work, args=(factor,)) for factor in (2.0, 0.5)]
     for thread in threads:
@@ -437,9 +437,9 @@ def test_two_contexts_at_once(me: WorkerContext) -> None:
         thread.join()
     for factor in (2.0, 0.5):
         call = f"the gradient of (x * x * {factor}).sum(), while another thread has another factor"
-        if isinstance(found[factor], Exception):
-            raise deviate(call, "a gradient", repr(found[factor]))
-        expect(fact(call, found[factor])).gives(2 * factor * x.detach())
+        if isinstance(gradients[factor], Exception):
+            raise deviate(call, "a gradient", repr(gradients[factor]))
+        expect(fact(call, gradients[factor])).gives(2 * factor * x.detach())
 
 
 @in_group(3)

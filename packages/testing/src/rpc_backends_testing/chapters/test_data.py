@@ -189,9 +189,9 @@ def expect_to_arrive(of: Callable[..., Any], *args: Any) -> None:
     """Send what ``of(*args)`` makes to worker 1 and back, and check it at both ends."""
     value = of(*args)
     arrived = sync("worker1", difference_here, args=(of, args, value))
-    found = expect(arrived).returns()
-    if found is not None:
-        raise deviate(f"{arrived.text}, seen by the callee", found.expected, found.got)
+    difference = expect(arrived).returns()
+    if difference is not None:
+        raise deviate(f"{arrived.text}, seen by the callee", difference.expected, difference.got)
     expect(sync("worker1", echo, args=(value,))).gives(value)
 
 
@@ -208,17 +208,17 @@ class Record:
 
 
 def containers() -> dict[str, Any]:
-    one, two = torch.arange(6.0).view(2, 3), torch.arange(4)
+    matrix, two = torch.arange(6.0).view(2, 3), torch.arange(4)
     return {
-        "tuple": (one, 1, (two, ())),
-        "list": [one, [two, []], None],
-        "dict": {"a": one, 1: {("b", 2): two}, None: {}},
-        "named tuple": Point(one, 3),
-        "data class": Record("name", two, [one, {"deep": [Point(two, 4)]}]),
+        "tuple": (matrix, 1, (two, ())),
+        "list": [matrix, [two, []], None],
+        "dict": {"a": matrix, 1: {("b", 2): two}, None: {}},
+        "named tuple": Point(matrix, 3),
+        "data class": Record("name", two, [matrix, {"deep": [Point(two, 4)]}]),
         "set": {1, "two", (3, 4)},
         "frozen set": frozenset({1.5, None}),
-        "ordered dict": OrderedDict([("z", one), ("a", two)]),
-        "mixed": [{"weights": (one, two), "names": ["a", "b"]}, Point(one.t(), 5)],
+        "ordered dict": OrderedDict([("z", matrix), ("a", two)]),
+        "mixed": [{"weights": (matrix, two), "names": ["a", "b"]}, Point(matrix.t(), 5)],
     }
 
 
@@ -582,9 +582,9 @@ def _expect_message(message: Message, way: str) -> None:
     """Send a message to worker 1 and back, and check it at both ends."""
     value = message.build()
     text = f"{way} to a function with the argument {message}"
-    found, shared, back = expect(doing(text, lambda: _ask(way, message, value))).returns()
-    if found is not None:
-        raise deviate(f"{text}, seen by the callee", found.expected, found.got)
+    difference, shared, back = expect(doing(text, lambda: _ask(way, message, value))).returns()
+    if difference is not None:
+        raise deviate(f"{text}, seen by the callee", difference.expected, difference.got)
     shares = "; for each tensor, its storage and its distance from the first tensor in that storage"
     expect(doing(f"{text}{shares}, at the callee", lambda: shared)).gives(message.sharing())
     expect(doing(f"{text}, which returns it", lambda: back)).gives(value)

@@ -73,9 +73,9 @@ def accelerators(me: WorkerContext) -> tuple[str, int]:
 def need_accelerators(workers: Workers, count: int) -> str:
     """Return the type of the accelerators, or skip the test if there are fewer than ``count``."""
     # A worker counts them, because the process that workers are forked from must not use accelerators.
-    kind, found = workers[0].call(accelerators)
-    if found < count:
-        pytest.skip(f"it needs {count} accelerator(s), and this machine has {found}")
+    kind, present = workers[0].call(accelerators)
+    if present < count:
+        pytest.skip(f"it needs {count} accelerator(s), and this machine has {present}")
     return str(kind)
 
 

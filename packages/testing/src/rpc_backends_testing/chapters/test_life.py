@@ -67,10 +67,10 @@ def call(to: str, **more: Any) -> Any:
 @checking
 def know(me: WorkerContext, ranks: dict[str, int]) -> None:
     """Check that the agent knows the group ``ranks``, and that calls reach all its members."""
-    found = doing(
+    members = doing(
         "get_worker_infos(), as {name: id}, sorted", lambda: in_order(worker_tasks.members(me))
     )
-    expect(found).gives(in_order(ranks))
+    expect(members).gives(in_order(ranks))
     expect(doing("get_worker_info().name", name_here)).gives(
         me.name if me.name in ranks else name_here()
     )

@@ -75,8 +75,10 @@ def test_metrics(me: WorkerContext) -> None:
     Torch may call the agent's `getMetrics` at any time, so it must not block.
     """
     expect(sync("worker1", add, args=(1, 2))).gives(3)
-    found = expect(doing("agent.get_metrics()", metrics)).satisfies("a dict of str to str", is_text)
-    expect(fact("the values of agent.get_metrics()", found)).satisfies(
+    reported = expect(doing("agent.get_metrics()", metrics)).satisfies(
+        "a dict of str to str", is_text
+    )
+    expect(fact("the values of agent.get_metrics()", reported)).satisfies(
         "numbers as strings", is_numeric
     )
 
@@ -96,10 +98,10 @@ def test_gil_wait(me: WorkerContext) -> None:
     """
     rpc.enable_gil_profiling(True)
     expect(sync("worker0", add, args=(1, 2))).gives(3)
-    found = expect(doing("agent.get_metrics() with GIL profiling on", metrics)).satisfies(
-        f"a dict with {GIL!r}", lambda found: GIL in found
+    reported = expect(doing("agent.get_metrics() with GIL profiling on", metrics)).satisfies(
+        f"a dict with {GIL!r}", lambda reported: GIL in reported
     )
-    expect(fact(f"get_metrics()[{GIL!r}]", found[GIL])).satisfies(
+    expect(fact(f"get_metrics()[{GIL!r}]", reported[GIL])).satisfies(
         "a number as a string, not negative",
         lambda text: is_numeric({GIL: text}) and float(text) >= 0,
     )

@@ -121,7 +121,7 @@ def see_defaults(me: WorkerContext, subject: Subject) -> None:
         doing(
             f"construct_rpc_backend_options(BackendType.{subject.name})", lambda: construct(subject)
         )
-    ).satisfies("an RpcBackendOptions", lambda found: isinstance(found, rpc.RpcBackendOptions))
+    ).satisfies("an RpcBackendOptions", lambda options: isinstance(options, rpc.RpcBackendOptions))
     if "rpc_timeout" not in subject.options:
         expect(fact("rpc_timeout of default options", options.rpc_timeout)).gives(60.0)
     if "init_method" not in subject.options:

@@ -131,7 +131,7 @@ def counts_when(wanted: dict[str, int]) -> Any:
 
 def alive_when(wanted: int) -> Any:
     """Wait until ``wanted`` of the things made here live, and return how many do."""
-    return _when(lambda: sum(one() is not None for one in MADE), wanted)
+    return _when(lambda: sum(reference() is not None for reference in MADE), wanted)
 
 
 def made_when(wanted: int) -> Any:
@@ -449,8 +449,8 @@ def hold(number: int = 7) -> Any:
     """Make a thing on worker 1 and check that worker 1 counts it."""
     rref = rpc.remote("worker1", make_thing, args=(number,))
     expect(sync("worker1", fetch_number, args=(rref,))).gives(number)
-    one = {"num_owner_rrefs": 1, "num_forks": 1}
-    expect(sync("worker1", counts_when, args=(one,))).gives(one)
+    held = {"num_owner_rrefs": 1, "num_forks": 1}
+    expect(sync("worker1", counts_when, args=(held,))).gives(held)
     return rref
 
 

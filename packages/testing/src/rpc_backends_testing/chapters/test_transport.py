@@ -59,16 +59,16 @@ def _declared(subject: Subject) -> Make | None:
 
 def _found(subject: Subject, groups: Groups, trial: Callable[[Make], Any]) -> Make:
     """Return what makes the transports that the init handler starts; looked for once in this process."""
-    found = _FOUND.get(subject.name)
-    if found is None:
+    maker = _FOUND.get(subject.name)
+    if maker is None:
         try:
-            found = started.makes(subject, groups, trial)
+            maker = started.makes(subject, groups, trial)
         except pytest.skip.Exception as skipped:
-            found = skipped
-        _FOUND[subject.name] = found
-    if isinstance(found, BaseException):
-        raise type(found)(str(found))
-    return found
+            maker = skipped
+        _FOUND[subject.name] = maker
+    if isinstance(maker, BaseException):
+        raise type(maker)(str(maker))
+    return maker
 
 
 class _Groups:

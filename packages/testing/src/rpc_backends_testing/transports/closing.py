@@ -23,66 +23,66 @@ class ClosingTests:
         Shut down the writing side, and wait until the peer has closed or `linger` is over.
         """
         for sizes, count in (([4], 1), ([100, 0, 5000], 300), ([1 << 20], 8)):
-            with transports() as (zero, one):
-                one.may_lose.add(0)
+            with transports() as (worker0, worker1):
+                worker1.may_lose.add(0)
                 sent = [message(place, sizes) for place in range(count)]
-                zero.send_all(1, sent)
-                zero.close(20.0, seconds=10.0)
-                one.expect_all(zero, sent)
+                worker0.send_all(1, sent)
+                worker0.close(20.0, seconds=10.0)
+                worker1.expect_all(worker0, sent)
 
     def test_close_flushes_replies(self, transports: Workers) -> None:
         """`close(linger)` waits until sent replies have left, too."""
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            zero.send(1, message("request", [4]))
-            one.expect(zero, message("request", [4]))
+        with transports() as (worker0, worker1):
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
+            worker0.send(1, message("request", [4]))
+            worker1.expect(worker0, message("request", [4]))
             sent = [message(place, [200_000]) for place in range(20)]
-            one.send_all(0, sent, reply=True)
-            one.close(20.0, seconds=10.0)
-            zero.expect_all(one, sent, reply=True)
+            worker1.send_all(0, sent, reply=True)
+            worker1.close(20.0, seconds=10.0)
+            worker0.expect_all(worker1, sent, reply=True)
 
     def test_close_does_not_wait_for_nothing(self, transports: Workers) -> None:
         """`close(linger)` returns as soon as all messages have left, before `linger` is over."""
-        with transports() as (zero, one):
-            zero.send(1, message("request", [4]))
-            one.expect(zero, message("request", [4]))
-            one.send(0, message("reply", [4]), reply=True)
-            zero.expect(one, message("reply", [4]), reply=True)
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            zero.close(30.0, seconds=CLOSING)
+        with transports() as (worker0, worker1):
+            worker0.send(1, message("request", [4]))
+            worker1.expect(worker0, message("request", [4]))
+            worker1.send(0, message("reply", [4]), reply=True)
+            worker0.expect(worker1, message("reply", [4]), reply=True)
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
+            worker0.close(30.0, seconds=CLOSING)
 
     def test_close_waits_for_linger_at_most(self, transports: Workers) -> None:
         """`close(linger)` returns after `linger` seconds even if the peer takes no messages.
 
         It ends a `send` that waits for that peer.
         """
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            one.stop_receiving(zero)
-            sending = zero.start_sending(1, [message("much", _MUCH)] * 3)
+        with transports() as (worker0, worker1):
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
+            worker1.stop_receiving(worker0)
+            sending = worker0.start_sending(1, [message("much", _MUCH)] * 3)
             sending.wait(0.3)
-            zero.close(0.5)
+            worker0.close(0.5)
             if not sending.wait(transports.limits.seconds):
                 transports.limits.note_passed()
-                raise zero.deviation(
+                raise worker0.deviation(
                     "close(0.5) while send() waits for worker1", "send() ends", "it still waits"
                 )
-            one.inbox.unblock()
-            _settle(one)
-            one.take_messages()
+            worker1.inbox.unblock()
+            _settle(worker1)
+            worker1.take_messages()
 
     def test_close_twice(self, transports: Workers) -> None:
         """A second `close` does nothing."""
-        with transports() as (zero, one):
-            one.may_lose.add(0)
-            zero.send(1, message("request", [4]))
-            one.expect(zero, message("request", [4]))
-            zero.close(0)
-            zero.close(0)
-            zero.close(1.0)
+        with transports() as (worker0, worker1):
+            worker1.may_lose.add(0)
+            worker0.send(1, message("request", [4]))
+            worker1.expect(worker0, message("request", [4]))
+            worker0.close(0)
+            worker0.close(0)
+            worker0.close(1.0)
 
     def test_close_before_listen(self, transports: Workers) -> None:
         """A transport that never listened can be closed, as after a failed start of its worker."""
@@ -98,15 +98,15 @@ class ClosingTests:
 
         The agent that owns the inbox is destroyed after `close`.
         """
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            one.stop_receiving(zero)
-            closing = Sending(one.called("close(0)"), lambda: one.close(0))
+        with transports() as (worker0, worker1):
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
+            worker1.stop_receiving(worker0)
+            closing = Sending(worker1.called("close(0)"), lambda: worker1.close(0))
             returned = closing.wait(0.3)
-            one.inbox.unblock()
+            worker1.inbox.unblock()
             if returned and closing.error is None:
-                raise one.deviation(
+                raise worker1.deviation(
                     "close(0) while inbox.deliver(0, ...) runs",
                     "returns when the thread that calls the inbox has ended",
                     "returns before",
@@ -114,22 +114,22 @@ class ClosingTests:
             closing.wait(CLOSING * transports.limits.timeout_factor)
             if closing.error is not None:
                 raise closing.error
-            _settle(one)
-            one.take_messages()
+            _settle(worker1)
+            worker1.take_messages()
 
     def test_close_with_a_silent_stranger(self, transports: Workers) -> None:
         """`close(0)` ends the thread that waits for a new connection to identify itself."""
         before, remainder = transports.listening(), resources.Remainder()
-        with transports(1) as (zero,), contextlib.ExitStack() as strangers:
+        with transports(1) as (worker0,), contextlib.ExitStack() as strangers:
             addresses = [place for place in resources.listening() if place not in before]
             if not addresses:
                 pytest.skip("the transport listens at no stream socket")
             strangers.enter_context(resources.connect(addresses[0]))
-            _settle(zero)
-            zero.close(0)
+            _settle(worker0)
+            worker0.close(0)
             left = remainder.now(resources.ENDING)  # not empty: it has the stranger's socket
             if "thread" in left:
-                raise zero.deviation(
+                raise worker0.deviation(
                     "close(0) while a stranger is connected", "no thread is left", left
                 )
 
@@ -144,16 +144,18 @@ class ClosingTests:
 
     def test_nobody_listens_after_close(self, transports: Workers) -> None:
         """After `close` the address of the worker is free: nobody can connect to it."""
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
+        with transports() as (worker0, worker1):
+            worker0.may_lose.add(1)
             before = transports.listening()
-            one.close(0)
+            worker1.close(0)
             left = transports.listening()
             if before and len(left) >= len(before):
-                raise one.deviation("close(0)", "stops listening", f"something listens at {left}")
-            zero.try_send(1, message("late", [4]))
-            if one.inbox.wait_for(lambda events: any(e.kind == "deliver" for e in events), 0.2):
-                raise one.deviation(
+                raise worker1.deviation(
+                    "close(0)", "stops listening", f"something listens at {left}"
+                )
+            worker0.try_send(1, message("late", [4]))
+            if worker1.inbox.wait_for(lambda events: any(e.kind == "deliver" for e in events), 0.2):
+                raise worker1.deviation(
                     "close(0)", "no message is received after it", "a message was received"
                 )
 
@@ -169,33 +171,37 @@ class ClosingTests:
         tests each of these ways.
         """
         remainder = resources.Remainder()
-        with transports(3) as (zero, one, two):
-            for worker in (zero, one, two):
+        with transports(3) as (worker0, worker1, worker2):
+            for worker in (worker0, worker1, worker2):
                 worker.may_lose.update((0, 1, 2))
-            _talk(zero, one)
-            _talk(two, zero)
+            _talk(worker0, worker1)
+            _talk(worker2, worker0)
             if after == "a cut":
                 for _ in range(3):
                     cutting.cut(cutting.connections() - cutting.before)
-                    for sender, receiver in ((zero, one), (one, zero), (zero, two)):
+                    for sender, receiver in (
+                        (worker0, worker1),
+                        (worker1, worker0),
+                        (worker0, worker2),
+                    ):
                         sender.try_send(receiver.id, message("again", [10]))
             elif after == "forget":
-                zero.forget(1)
-                one.forget(0)
+                worker0.forget(1)
+                worker1.forget(0)
             elif after == "reject":
-                zero.reject(1)
-                one.try_send(0, message("again", [10]))
+                worker0.reject(1)
+                worker1.try_send(0, message("again", [10]))
             elif after == "the peer's close":
-                one.close(0)
-                two.close(0)
-                zero.try_send(1, message("again", [10]))
+                worker1.close(0)
+                worker2.close(0)
+                worker0.try_send(1, message("again", [10]))
             elif after == "failed sends":
-                one.close(0)
+                worker1.close(0)
                 for _ in range(5):
-                    zero.try_send(1, message("again", [10]))
-                zero.try_send(7, message("unknown", [10]))
-            _settle(zero)
-            for worker in (zero, one, two):
+                    worker0.try_send(1, message("again", [10]))
+                worker0.try_send(7, message("unknown", [10]))
+            _settle(worker0)
+            for worker in (worker0, worker1, worker2):
                 worker.take_messages()
         remainder.check(f"close(0) after {after}")
 
@@ -203,21 +209,21 @@ class ClosingTests:
         self, transports: Workers, cutting: resources.Cutting
     ) -> None:
         """`close(0)` closes all connections, even if the peer takes no messages and closes nothing."""
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            one.stop_receiving(zero)
-            sending = zero.start_sending(1, [message("much", _MUCH)] * 3)
+        with transports() as (worker0, worker1):
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
+            worker1.stop_receiving(worker0)
+            sending = worker0.start_sending(1, [message("much", _MUCH)] * 3)
             sending.wait(0.3)
             both_ends = cutting.count_settled()  # a transport may open more for large messages
-            zero.close(0)
+            worker0.close(0)
             cutting.expect_at_most(
-                both_ends // 2, zero.called("close(0) while worker1 takes no messages")
+                both_ends // 2, worker0.called("close(0) while worker1 takes no messages")
             )
-            one.inbox.unblock()
+            worker1.inbox.unblock()
             sending.wait(transports.limits.seconds)
-            _settle(one)
-            one.take_messages()
+            _settle(worker1)
+            worker1.take_messages()
 
     def test_connections_that_ended_are_closed(
         self, transports: Workers, cutting: resources.Cutting
@@ -226,36 +232,36 @@ class ClosingTests:
 
         A worker that runs for days meets thousands of them.
         """
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            _talk(zero, one)
+        with transports() as (worker0, worker1):
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
+            _talk(worker0, worker1)
             remainder = resources.Remainder()
             for _ in range(4):
                 cutting.cut(cutting.connections() - cutting.before)
-                _talk_again(zero, one)
+                _talk_again(worker0, worker1)
             left = remainder.now(2 * transports.limits.seconds)
             if left != "nothing":
-                raise zero.deviation(
+                raise worker0.deviation(
                     "(four times, the connections to worker1 are cut and made again)",
                     "no more sockets, files and threads than before",
                     f"{left} more",
                 )
 
 
-def _talk(one: Worker, other: Worker) -> None:
+def _talk(first: Worker, other: Worker) -> None:
     """Exchange requests and replies in both directions."""
-    for caller, callee in ((one, other), (other, one)):
+    for caller, callee in ((first, other), (other, first)):
         caller.send(callee.id, message("request", [10]))
         callee.expect(caller, message("request", [10]))
         callee.send(caller.id, message("reply", [2000]), reply=True)
         caller.expect(callee, message("reply", [2000]), reply=True)
 
 
-def _talk_again(one: Worker, other: Worker) -> None:
+def _talk_again(first: Worker, other: Worker) -> None:
     """Send requests in both directions until they arrive: connections have just been cut."""
-    send_until_it_arrives(one, other, message("again", [10]))
-    send_until_it_arrives(other, one, message("again", [11]))
+    send_until_it_arrives(first, other, message("again", [10]))
+    send_until_it_arrives(other, first, message("again", [11]))
 
 
 def _settle(worker: Worker) -> None:

@@ -50,8 +50,12 @@ def difference(sent: Sequence[bytes], got: Sequence[bytes]) -> str | None:
         return f"{shown(got)}: the same bytes, but divided into other parts"
     if [len(part) for part in sent] != [len(part) for part in got]:
         return shown(got)
-    place = next(i for i, (one, other) in enumerate(zip(sent, got, strict=True)) if one != other)
+    place = next(
+        i for i, (sent_byte, other) in enumerate(zip(sent, got, strict=True)) if sent_byte != other
+    )
     pairs = enumerate(zip(sent[place], got[place], strict=True))
-    first = next(i for i, (one, other) in pairs if one != other)
-    wrong = sum(one != other for one, other in zip(sent[place], got[place], strict=True))
+    first = next(i for i, (sent_byte, other) in pairs if sent_byte != other)
+    wrong = sum(
+        sent_byte != other for sent_byte, other in zip(sent[place], got[place], strict=True)
+    )
     return f"{shown(got)}: in part {place}, {wrong} bytes differ, the first at {first}"

@@ -25,16 +25,16 @@ class ErrorTests:
 
     def test_send_to_unknown_peer(self, transports: Workers) -> None:
         """`send` to a worker whose address was never learned raises an error."""
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             for reply in (False, True):
-                if zero.try_send(_UNKNOWN, message("lost", [4]), reply=reply) is None:
-                    raise zero.deviation(
+                if worker0.try_send(_UNKNOWN, message("lost", [4]), reply=reply) is None:
+                    raise worker0.deviation(
                         f"send({_UNKNOWN}, [4 B], reply={reply})",
                         f"an error: the address of worker {_UNKNOWN} was never learned",
                         "none",
                     )
-            zero.may_lose.add(_UNKNOWN)
-            _still_works(zero, one)
+            worker0.may_lose.add(_UNKNOWN)
+            _still_works(worker0, worker1)
 
     def test_send_to_forgotten_unknown_peer(self, transports: Workers) -> None:
         """`forget` and `reject` ignore a worker that is not known.
@@ -42,38 +42,38 @@ class ErrorTests:
         A known worker without connections may be rejected, too. It may be reported as lost, and is then
         found again.
         """
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            zero.forget(_UNKNOWN)
-            zero.reject(_UNKNOWN)
-            zero.reject(1)
-            send_until_it_arrives(zero, one, message("again", [10]))
-            _still_works(zero, one)
-            zero.reject(_UNKNOWN)
-            zero.forget(_UNKNOWN)
-            zero.forget(_UNKNOWN)
-            _still_works(zero, one)
+        with transports() as (worker0, worker1):
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
+            worker0.forget(_UNKNOWN)
+            worker0.reject(_UNKNOWN)
+            worker0.reject(1)
+            send_until_it_arrives(worker0, worker1, message("again", [10]))
+            _still_works(worker0, worker1)
+            worker0.reject(_UNKNOWN)
+            worker0.forget(_UNKNOWN)
+            worker0.forget(_UNKNOWN)
+            _still_works(worker0, worker1)
 
     def test_forget_twice(self, transports: Workers, cutting: resources.Cutting) -> None:
         """A peer can be forgotten twice, and also after it has closed its transport."""
-        with transports(3) as (zero, one, two):
-            zero.may_lose.update((1, 2))
-            one.may_lose.add(0)
-            _still_works(zero, one)
-            zero.forget(1)
-            zero.forget(1)
-            one.close(0)
-            zero.forget(1)
-            _still_works(zero, two)
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            zero.stop_receiving(one)  # so that the transport cannot notice the cut yet
+        with transports(3) as (worker0, worker1, worker2):
+            worker0.may_lose.update((1, 2))
+            worker1.may_lose.add(0)
+            _still_works(worker0, worker1)
+            worker0.forget(1)
+            worker0.forget(1)
+            worker1.close(0)
+            worker0.forget(1)
+            _still_works(worker0, worker2)
+        with transports() as (worker0, worker1):
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
+            worker0.stop_receiving(worker1)  # so that the transport cannot notice the cut yet
             cutting.cut(cutting.connections() - cutting.before)
-            zero.forget(1)
-            zero.inbox.unblock()
-            zero.take_messages()
+            worker0.forget(1)
+            worker0.inbox.unblock()
+            worker0.take_messages()
 
     @pytest.mark.parametrize("address", NO_ADDRESSES, ids=["empty", "garbage"])
     def test_learn_invalid_address(self, transports: Workers, address: str) -> None:
@@ -81,67 +81,67 @@ class ErrorTests:
 
         Otherwise the worker's calls would fail one by one, with errors that say less.
         """
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             text = f"learn(5, 'worker5', {address!r})"
             try:
-                zero.limits.call(
-                    zero.called(text), lambda: zero.transport.learn(5, "worker5", address)
+                worker0.limits.call(
+                    worker0.called(text), lambda: worker0.transport.learn(5, "worker5", address)
                 )
             except DeviationError:
                 raise
             except Exception:
-                _still_works(zero, one)
+                _still_works(worker0, worker1)
                 return
-            raise zero.deviation(text, "an error: this is no address", "none")
+            raise worker0.deviation(text, "an error: this is no address", "none")
 
     def test_learn_address_of_a_closed_peer(self, transports: Workers) -> None:
         """`learn` accepts the address of a worker that has just ended: it need not connect.
 
         A request to that worker fails.
         """
-        with transports(2, learn=False) as (zero, one):
-            one.close(0)
-            zero.may_lose.add(1)
+        with transports(2, learn=False) as (worker0, worker1):
+            worker1.close(0)
+            worker0.may_lose.add(1)
             with contextlib.suppress(DeviationError):
-                zero.learn(one)
-            if zero.try_send(1, message("lost", [4])) is None:
-                zero.expect_another_loss(1, 0, "send(1, [4 B]), and worker1 has ended")
+                worker0.learn(worker1)
+            if worker0.try_send(1, message("lost", [4])) is None:
+                worker0.expect_another_loss(1, 0, "send(1, [4 B]), and worker1 has ended")
 
     def test_send_after_close(self, transports: Workers) -> None:
         """`send` after `close` raises an error, opens nothing, and sends nothing."""
-        with transports() as (zero, one):
-            one.may_lose.add(0)
-            _still_works(zero, one)
-            zero.close(0)
+        with transports() as (worker0, worker1):
+            worker1.may_lose.add(0)
+            _still_works(worker0, worker1)
+            worker0.close(0)
             remainder = resources.Remainder()
             for reply in (False, True):
-                if zero.try_send(1, message("late", [4]), reply=reply) is None:
-                    raise zero.deviation(
+                if worker0.try_send(1, message("late", [4]), reply=reply) is None:
+                    raise worker0.deviation(
                         f"send(1, [4 B], reply={reply}) after close()", "an error", "none"
                     )
             left = remainder.now(1.0)
             if left != "nothing":
-                raise zero.deviation("send(1, [4 B]) after close()", "nothing is opened", left)
+                raise worker0.deviation("send(1, [4 B]) after close()", "nothing is opened", left)
 
     def test_methods_after_close(self, transports: Workers) -> None:
         """`forget`, `reject` and `metrics` raise no error after `close`: other threads may call them."""
-        with transports() as (zero, one):
-            one.may_lose.add(0)
-            _still_works(zero, one)
-            zero.close(0)
-            zero.forget(1)
-            zero.reject(1)
-            zero.metrics()
+        with transports() as (worker0, worker1):
+            worker1.may_lose.add(0)
+            _still_works(worker0, worker1)
+            worker0.close(0)
+            worker0.forget(1)
+            worker0.reject(1)
+            worker0.metrics()
 
     def test_metrics(self, transports: Workers) -> None:
         """`metrics` returns a dict of str to str at any time after `listen`, without waiting."""
-        with transports() as (zero, one):
-            _metrics(zero)
-            _still_works(zero, one)
-            _metrics(zero)
-            one.may_lose.add(0)
-            zero.close(0)
-            _metrics(zero)
+        with transports() as (worker0, worker1):
+            _metrics(worker0)
+            _still_works(worker0, worker1)
+            _metrics(worker0)
+            worker1.may_lose.add(0)
+            worker0.close(0)
+            _metrics(worker0)
 
     def test_address(self, transports: Workers) -> None:
         """`listen` returns a text that is different for each worker."""
@@ -158,7 +158,7 @@ class ErrorTests:
         Port scanners and monitoring make such connections.
         """
         before = transports.listening()
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             addresses = [place for place in transports.listening() if place not in before]
             if not addresses:
                 pytest.skip("the transport listens at no stream socket")
@@ -171,8 +171,8 @@ class ErrorTests:
                                 connection.sendall(data)
                                 connection.close()
                 with transports.limits.at_least(_HANDSHAKE):
-                    _still_works(zero, one)
-                    _still_works(one, zero)
+                    _still_works(worker0, worker1)
+                    _still_works(worker1, worker0)
 
 
 def _still_works(sender: Worker, receiver: Worker) -> None:

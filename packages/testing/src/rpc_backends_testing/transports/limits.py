@@ -89,4 +89,6 @@ def _stack(thread: threading.Thread) -> str:
     if frame is None:
         return "it has just ended"
     frames = traceback.extract_stack(frame)[-3:]
-    return ", called by ".join(f"{one.name} ({one.filename}:{one.lineno})" for one in frames[::-1])
+    return ", called by ".join(
+        f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames[::-1]
+    )

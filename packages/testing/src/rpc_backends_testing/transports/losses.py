@@ -23,9 +23,9 @@ class LossTests:
         The transport must notice the cut by itself, because nothing more is sent. For example, the thread
         that reads the connection calls `inbox.lost` when it ends.
         """
-        with transports() as (zero, one):
-            _cut(zero, one, cutting)
-            zero.expect_lost(1, _CUT)
+        with transports() as (worker0, worker1):
+            _cut(worker0, worker1, cutting)
+            worker0.expect_lost(1, _CUT)
 
     def test_lost_peer_is_found(self, transports: Workers, cutting: resources.Cutting) -> None:
         """After a cut the peer is found again and messages arrive as before, three times in a row.
@@ -33,74 +33,76 @@ class LossTests:
         After `lost`, calls to the peer fail at once until the inbox gets `found`. A transport that
         connects when it sends reports `found` right after `lost`.
         """
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             for round_ in range(3):
-                _cut(zero, one, cutting)
-                zero.expect_lost(1, _CUT)
-                zero.expect_found(1, _CUT)
-                one.may_lose.add(0)
+                _cut(worker0, worker1, cutting)
+                worker0.expect_lost(1, _CUT)
+                worker0.expect_found(1, _CUT)
+                worker1.may_lose.add(0)
                 for size in (0, 10, 100_000):
                     request, reply = (
                         message(("request", round_), [size, 3]),
                         message("reply", [size]),
                     )
-                    send_until_it_arrives(zero, one, request)
-                    one.send(0, reply, reply=True)
-                    zero.expect(one, reply, reply=True)
-                send_until_it_arrives(one, zero, message("back", [12]))
+                    send_until_it_arrives(worker0, worker1, request)
+                    worker1.send(0, reply, reply=True)
+                    worker0.expect(worker1, reply, reply=True)
+                send_until_it_arrives(worker1, worker0, message("back", [12]))
 
     def test_loss_comes_before_found(self, transports: Workers, cutting: resources.Cutting) -> None:
         """The loss of a peer is reported before the event that it was found again."""
-        with transports() as (zero, one):
-            _cut(zero, one, cutting)
-            zero.expect_lost(1, _CUT)
-            zero.expect_found(1, _CUT)
-            kinds = [event.kind for event in zero.inbox.events if event.kind in ("lost", "found")]
+        with transports() as (worker0, worker1):
+            _cut(worker0, worker1, cutting)
+            worker0.expect_lost(1, _CUT)
+            worker0.expect_found(1, _CUT)
+            kinds = [
+                event.kind for event in worker0.inbox.events if event.kind in ("lost", "found")
+            ]
             if kinds[0] != "lost" or kinds[-1] != "found":
-                raise zero.deviation(
+                raise worker0.deviation(
                     _CUT, "worker0's inbox gets lost(1, ...) and then found(1)", ", ".join(kinds)
                 )
 
     def test_cut_loses_one_peer_only(self, transports: Workers, cutting: resources.Cutting) -> None:
         """The loss of one peer does not affect the connections to others."""
-        with transports(3) as (zero, one, two):
+        with transports(3) as (worker0, worker1, worker2):
             before = cutting.connections()
-            zero.send(2, message("request", [10]))
-            two.expect(zero, message("request", [10]))
+            worker0.send(2, message("request", [10]))
+            worker2.expect(worker0, message("request", [10]))
             kept = cutting.connections() - before
-            _cut(zero, one, cutting, keep=kept)
-            zero.expect_lost(1, _CUT)
-            two.send(0, message("reply", [10]), reply=True)
-            zero.expect(two, message("reply", [10]), reply=True)
-            zero.send(2, message("next", [11]))
-            two.expect(zero, message("next", [11]))
+            _cut(worker0, worker1, cutting, keep=kept)
+            worker0.expect_lost(1, _CUT)
+            worker2.send(0, message("reply", [10]), reply=True)
+            worker0.expect(worker2, message("reply", [10]), reply=True)
+            worker0.send(2, message("next", [11]))
+            worker2.expect(worker0, message("next", [11]))
 
     def test_no_part_of_a_message(self, transports: Workers, cutting: resources.Cutting) -> None:
         """A message whose connection is cut halfway is not delivered, not even in part."""
-        with transports() as (zero, one):
-            zero.send(1, message("first", [10]))
-            one.expect(zero, message("first", [10]))
+        with transports() as (worker0, worker1):
+            worker0.send(1, message("first", [10]))
+            worker1.expect(worker0, message("first", [10]))
             if not cutting.connections() - cutting.before:
                 pytest.skip(NO_CONNECTION)
-            one.stop_receiving(zero)
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
+            worker1.stop_receiving(worker0)
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
             whole = message("large", [1 << 14] * 1000)
-            sending = zero.start_sending(1, [whole] * 3)
+            sending = worker0.start_sending(1, [whole] * 3)
             sending.wait(0.2)
             names = cutting.connections() - cutting.before
             cutting.cut(names)
-            one.inbox.unblock()
-            zero.expect_lost_or_error(
+            worker1.inbox.unblock()
+            worker0.expect_lost_or_error(
                 1, sending, "(the connection is cut while worker0 sends 47 MiB)"
             )
-            send_until_it_arrives(zero, one, message("after", [8]))
+            send_until_it_arrives(worker0, worker1, message("after", [8]))
             # Part of a message may be delivered until the transport has closed the connection.
             cutting.wait_until_gone(names, resources.ENDING)
             allowed = (whole, [b"held"], message("after", [8]), message("first", [10]))
-            for event in one.take_messages():
-                if event.parts not in allowed and event.parts not in one.may_get:
-                    raise zero.deviation(
+            for event in worker1.take_messages():
+                if event.parts not in allowed and event.parts not in worker1.may_get:
+                    raise worker0.deviation(
                         "send(1, ...) whose connection is cut",
                         "worker1's inbox gets the whole message or nothing",
                         f"it gets {event}",
@@ -108,25 +110,25 @@ class LossTests:
 
     def test_peer_that_closes_is_lost(self, transports: Workers) -> None:
         """When a peer closes its transport with a request in flight, the sender's inbox gets `lost`."""
-        with transports() as (zero, one):
-            zero.send(1, message("request", [10]))
-            one.expect(zero, message("request", [10]))
-            one.may_lose.add(0)
-            one.close(0)
-            zero.expect_lost(1, "worker1.close(0), with a request of worker0 that has no answer")
+        with transports() as (worker0, worker1):
+            worker0.send(1, message("request", [10]))
+            worker1.expect(worker0, message("request", [10]))
+            worker1.may_lose.add(0)
+            worker1.close(0)
+            worker0.expect_lost(1, "worker1.close(0), with a request of worker0 that has no answer")
 
     def test_answer_before_loss(self, transports: Workers) -> None:
         """Messages that a peer sent before it closed arrive, and arrive before its loss is reported."""
         for size in (10, 300_000):
-            with transports() as (zero, one):
-                zero.send(1, message("request", [10]))
-                one.expect(zero, message("request", [10]))
-                zero.may_lose.add(1)
-                one.may_lose.add(0)
-                one.send(0, message("reply", [size]), reply=True)
-                one.close(5.0)
-                zero.expect(one, message("reply", [size]), reply=True)
-                zero.expect_lost(1, "worker1.close(5)")
+            with transports() as (worker0, worker1):
+                worker0.send(1, message("request", [10]))
+                worker1.expect(worker0, message("request", [10]))
+                worker0.may_lose.add(1)
+                worker1.may_lose.add(0)
+                worker1.send(0, message("reply", [size]), reply=True)
+                worker1.close(5.0)
+                worker0.expect(worker1, message("reply", [size]), reply=True)
+                worker0.expect_lost(1, "worker1.close(5)")
 
     def test_request_to_a_closed_peer(self, transports: Workers) -> None:
         """A request to a peer that has closed its transport fails: `send` raises, or the peer is lost.
@@ -134,18 +136,18 @@ class LossTests:
         If it were dropped silently, its caller would wait until the timeout.
         """
         for talk in (False, True):
-            with transports() as (zero, one):
+            with transports() as (worker0, worker1):
                 if talk:
-                    zero.send(1, message("request", [10]))
-                    one.expect(zero, message("request", [10]))
-                one.may_lose.add(0)
-                zero.may_lose.add(1)
-                one.close(0)
+                    worker0.send(1, message("request", [10]))
+                    worker1.expect(worker0, message("request", [10]))
+                worker1.may_lose.add(0)
+                worker0.may_lose.add(1)
+                worker1.close(0)
                 if talk:
-                    zero.expect_lost(1, "worker1.close(0), with a request that has no answer")
-                losses = len(zero.losses(1))
-                if zero.try_send(1, message("late", [10])) is None:
-                    zero.expect_another_loss(
+                    worker0.expect_lost(1, "worker1.close(0), with a request that has no answer")
+                losses = len(worker0.losses(1))
+                if worker0.try_send(1, message("late", [10])) is None:
+                    worker0.expect_another_loss(
                         1, losses, "send(1, ...) after worker1 has closed its transport"
                     )
 
@@ -154,17 +156,17 @@ class LossTests:
 
         Other peers are served meanwhile.
         """
-        with transports(3) as (zero, one, two):
-            zero.send(1, message("request", [10]))
-            one.expect(zero, message("request", [10]))
-            one.may_lose.add(0)
-            two.may_lose.add(0)
-            zero.may_lose.add(1)
-            zero.close(0)
+        with transports(3) as (worker0, worker1, worker2):
+            worker0.send(1, message("request", [10]))
+            worker1.expect(worker0, message("request", [10]))
+            worker1.may_lose.add(0)
+            worker2.may_lose.add(0)
+            worker0.may_lose.add(1)
+            worker0.close(0)
             for _ in range(3):
-                one.try_send(0, message("reply", [100_000]), reply=True)
-            one.send(2, message("request", [10]))
-            two.expect(one, message("request", [10]))
+                worker1.try_send(0, message("reply", [100_000]), reply=True)
+            worker1.send(2, message("request", [10]))
+            worker2.expect(worker1, message("request", [10]))
 
     def test_forget_ends_connections(self, transports: Workers) -> None:
         """`forget` ends the connections to a peer, and none of the peer's requests is silently ignored.
@@ -173,57 +175,61 @@ class LossTests:
         """
         for first in (0, 1):
             with transports() as workers:
-                zero, one = workers[first], workers[1 - first]
-                one.send(zero.id, message("request", [10]))
-                zero.expect(one, message("request", [10]))
-                zero.may_lose.add(one.id)
-                zero.forget(one.id)
-                losses = len(one.losses(zero.id))
-                one.may_lose.add(zero.id)
-                if one.try_send(zero.id, message("late", [10])) is None and not losses:
-                    one.expect_another_loss(
-                        zero.id, 0, f"send(...) after {zero.name}.forget({one.id})"
+                worker0, worker1 = workers[first], workers[1 - first]
+                worker1.send(worker0.id, message("request", [10]))
+                worker0.expect(worker1, message("request", [10]))
+                worker0.may_lose.add(worker1.id)
+                worker0.forget(worker1.id)
+                losses = len(worker1.losses(worker0.id))
+                worker1.may_lose.add(worker0.id)
+                if worker1.try_send(worker0.id, message("late", [10])) is None and not losses:
+                    worker1.expect_another_loss(
+                        worker0.id, 0, f"send(...) after {worker0.name}.forget({worker1.id})"
                     )
-                zero.take_messages()
+                worker0.take_messages()
 
     def test_forgotten_peer_is_learned_again(self, transports: Workers) -> None:
         """A peer that was forgotten can be learned again, and then both can send."""
-        with transports() as (zero, one):
-            zero.send(1, message("request", [10]))
-            one.expect(zero, message("request", [10]))
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
-            zero.forget(1)
-            one.forget(0)
-            zero.learn(one)
-            one.learn(zero)
-            send_until_it_arrives(zero, one, message("again", [10]))
-            send_until_it_arrives(one, zero, message("again", [11]))
+        with transports() as (worker0, worker1):
+            worker0.send(1, message("request", [10]))
+            worker1.expect(worker0, message("request", [10]))
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
+            worker0.forget(1)
+            worker1.forget(0)
+            worker0.learn(worker1)
+            worker1.learn(worker0)
+            send_until_it_arrives(worker0, worker1, message("again", [10]))
+            send_until_it_arrives(worker1, worker0, message("again", [11]))
 
     def test_reject_ends_connections(self, transports: Workers) -> None:
         """`reject` ends the connections to a peer. The peer stays known and may connect again."""
         for first in (0, 1):
             with transports() as workers:
-                zero, one = workers[first], workers[1 - first]
-                one.send(zero.id, message("request", [10]))
-                zero.expect(one, message("request", [10]))
-                zero.may_lose.add(one.id)
-                zero.reject(one.id)
-                one.expect_lost(
-                    zero.id, f"{zero.name}.reject(...), with a request that has no answer"
+                worker0, worker1 = workers[first], workers[1 - first]
+                worker1.send(worker0.id, message("request", [10]))
+                worker0.expect(worker1, message("request", [10]))
+                worker0.may_lose.add(worker1.id)
+                worker0.reject(worker1.id)
+                worker1.expect_lost(
+                    worker0.id, f"{worker0.name}.reject(...), with a request that has no answer"
                 )
-                one.expect_found(zero.id, f"{zero.name}.reject(...): the peer may connect again")
-                send_until_it_arrives(one, zero, message("again", [10]))
-                send_until_it_arrives(zero, one, message("again", [11]))
+                worker1.expect_found(
+                    worker0.id, f"{worker0.name}.reject(...): the peer may connect again"
+                )
+                send_until_it_arrives(worker1, worker0, message("again", [10]))
+                send_until_it_arrives(worker0, worker1, message("again", [11]))
 
 
-def _cut(zero: Worker, one: Worker, cutting: resources.Cutting, keep: Iterable[str] = ()) -> None:
+def _cut(
+    worker0: Worker, worker1: Worker, cutting: resources.Cutting, keep: Iterable[str] = ()
+) -> None:
     """Send a request from ``zero`` to ``one``, and cut the connections between them."""
-    send_until_it_arrives(zero, one, message("request", [10]))
+    send_until_it_arrives(worker0, worker1, message("request", [10]))
     names = cutting.connections() - cutting.before - set(keep)
     if not names:
         pytest.skip(NO_CONNECTION)
-    one.may_lose.add(zero.id)
+    worker1.may_lose.add(worker0.id)
     cutting.cut(names)
 
 

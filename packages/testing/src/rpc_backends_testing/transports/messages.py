@@ -16,25 +16,25 @@ class MessageTests:
 
         The transport gets `listen`, then `learn`, then `send`; the peer's inbox must get `deliver`.
         """
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             parts = message("one", [5, 300])
-            zero.send(1, parts)
-            one.expect(zero, parts)
+            worker0.send(1, parts)
+            worker1.expect(worker0, parts)
 
     def test_message_before_learn(self, transports: Workers) -> None:
         """A message of a peer arrives even if this worker has not learned the peer's address yet.
 
         It arrives at the latest after `learn`. Workers of a group call `learn` at different times.
         """
-        with transports(2, learn=False) as (zero, one):
-            zero.learn(one)
+        with transports(2, learn=False) as (worker0, worker1):
+            worker0.learn(worker1)
             parts = message("early", [5, 300])
-            zero.send(1, parts)
-            one.inbox.wait_for(bool, 0.2)  # a transport may deliver it at once
-            one.learn(zero)
-            one.expect(zero, parts)
-            one.send(0, parts, reply=True)
-            zero.expect(one, parts, reply=True)
+            worker0.send(1, parts)
+            worker1.inbox.wait_for(bool, 0.2)  # a transport may deliver it at once
+            worker1.learn(worker0)
+            worker1.expect(worker0, parts)
+            worker1.send(0, parts, reply=True)
+            worker0.expect(worker1, parts, reply=True)
 
     def test_both_directions(self, transports: Workers) -> None:
         """Either of two workers may send first, or both at the same time."""
@@ -47,11 +47,11 @@ class MessageTests:
 
     def test_same_contents(self, transports: Workers) -> None:
         """Equal messages arrive as often as they were sent."""
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             parts = message("same", [17, 0, 4096])
-            zero.send_all(1, [parts] * 6)
+            worker0.send_all(1, [parts] * 6)
             for _ in range(6):
-                one.expect(zero, parts)
+                worker1.expect(worker0, parts)
 
     def test_peers_are_told_apart(self, transports: Workers) -> None:
         """A message is delivered only to its receiver, with the worker id of its sender."""
@@ -73,27 +73,27 @@ class MessageTests:
 
         A transport that keeps a part after `send` must hold a reference to it while it needs the bytes.
         """
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             for round_ in range(8):
                 memory = bytearray(message(round_, [100_000])[0])
                 expected = [bytes(memory), b"end"]
-                zero.send(1, [memory, b"end"])  # type: ignore[list-item]  # memoryview() takes both
+                worker0.send(1, [memory, b"end"])  # type: ignore[list-item]  # memoryview() takes both
                 _overwrite_when_free(memory)
-                one.expect(zero, expected)
+                worker1.expect(worker0, expected)
 
     def test_delivered_memory(self, transports: Workers) -> None:
         """The memory of a delivered part is not reused for later messages.
 
         Delivered parts become the memory of tensors, so give each message its own memory.
         """
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             for place in range(12):
-                zero.send(1, message(place, [64, 5000]))
-                one.expect(zero, message(place, [64, 5000]))
-            events = [event for event in one.inbox.events if event.kind == "deliver"]
+                worker0.send(1, message(place, [64, 5000]))
+                worker1.expect(worker0, message(place, [64, 5000]))
+            events = [event for event in worker1.inbox.events if event.kind == "deliver"]
             for place, event in enumerate(events):
                 if [bytes(view) for view in event.memory] != message(place, [64, 5000]):
-                    raise one.deviation(
+                    raise worker1.deviation(
                         "inbox.deliver(0, parts)",
                         "nobody writes to the parts after they were delivered",
                         f"message {place} of 12 has changed after later ones arrived",

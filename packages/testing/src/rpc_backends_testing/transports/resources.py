@@ -37,9 +37,9 @@ def listening() -> list[object]:
     """Return the addresses at which stream sockets of this process listen: of TCP and of paths."""
     sockets: list[object] = []
     for descriptor in _sockets().values():
-        with contextlib.suppress(OSError), _duplicate(descriptor) as one:
-            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                sockets.append(one.getsockname())
+        with contextlib.suppress(OSError), _duplicate(descriptor) as duplicate:
+            if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                sockets.append(duplicate.getsockname())
     return sockets
 
 
@@ -161,10 +161,10 @@ def _sockets() -> dict[str, int]:
 def _connected() -> dict[str, int]:
     connections = {}
     for name, descriptor in _sockets().items():
-        with contextlib.suppress(OSError), _duplicate(descriptor) as one:
-            if one.type == socket.SOCK_STREAM:
+        with contextlib.suppress(OSError), _duplicate(descriptor) as duplicate:
+            if duplicate.type == socket.SOCK_STREAM:
                 try:
-                    one.getpeername()
+                    duplicate.getpeername()
                 except OSError as error:
                     if error.errno != errno.EINVAL:  # connected, but its other end has ended
                         continue

@@ -67,7 +67,7 @@ class _Pipe:
                 is_call, number, content = self._connection.recv()
                 if is_call:
                     thread = threading.Thread(target=self._run, args=(number, content), daemon=True)
-                    self._busy = [one for one in self._busy if one.is_alive()] + [thread]
+                    self._busy = [busy for busy in self._busy if busy.is_alive()] + [thread]
                     thread.start()
                 else:
                     self._waiting.pop(number).set_result(content)

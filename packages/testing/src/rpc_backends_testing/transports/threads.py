@@ -69,27 +69,27 @@ class ThreadTests:
 
         `send` of a transport in C++ returns without waiting. Once the peer takes messages, all arrive.
         """
-        with transports(3) as (zero, one, two):
-            one.stop_receiving(zero)
+        with transports(3) as (worker0, worker1, worker2):
+            worker1.stop_receiving(worker0)
             much = [message(place, _MUCH) for place in range(2)]
-            sending = zero.start_sending(1, much)
-            if zero.native and not sending.wait(transports.limits.seconds):
-                raise zero.deviation(
+            sending = worker0.start_sending(1, much)
+            if worker0.native and not sending.wait(transports.limits.seconds):
+                raise worker0.deviation(
                     "send(1, 32 MiB) while worker1 takes no messages",
                     "returns without waiting for the peer: torch holds locks meanwhile",
                     "it waits",
                 )
             sending.wait(0.2)
             for place in range(20):
-                zero.send(2, message(place, [10, 5000]))
-                two.expect(zero, message(place, [10, 5000]))
-                two.send(0, message(place, [7]), reply=True)
-                zero.expect(two, message(place, [7]), reply=True)
-            one.inbox.unblock()
-            one.expect(zero, [b"held"])
-            one.expect_all(zero, much)
+                worker0.send(2, message(place, [10, 5000]))
+                worker2.expect(worker0, message(place, [10, 5000]))
+                worker2.send(0, message(place, [7]), reply=True)
+                worker0.expect(worker2, message(place, [7]), reply=True)
+            worker1.inbox.unblock()
+            worker1.expect(worker0, [b"held"])
+            worker1.expect_all(worker0, much)
             if not sending.wait(transports.limits.seconds):
-                raise zero.deviation(
+                raise worker0.deviation(
                     sending.text, "returns once worker1 takes messages", "it waits"
                 )
 
@@ -97,46 +97,46 @@ class ThreadTests:
         self, transports: Workers, cutting: resources.Cutting
     ) -> None:
         """`metrics` and `forget` return while a `send` waits for its peer. `forget` ends that `send`."""
-        with transports(3) as (zero, one, two):
-            zero.may_lose.update((1, 2))
-            one.may_lose.add(0)
-            two.may_lose.add(0)
-            zero.send(2, message("request", [4]))
-            two.expect(zero, message("request", [4]))
+        with transports(3) as (worker0, worker1, worker2):
+            worker0.may_lose.update((1, 2))
+            worker1.may_lose.add(0)
+            worker2.may_lose.add(0)
+            worker0.send(2, message("request", [4]))
+            worker2.expect(worker0, message("request", [4]))
             of_two = cutting.connections() - cutting.before
-            one.stop_receiving(zero)
-            sending = zero.start_sending(1, [message("much", _MUCH)] * 3)
+            worker1.stop_receiving(worker0)
+            sending = worker0.start_sending(1, [message("much", _MUCH)] * 3)
             sending.wait(0.2)
-            zero.metrics()
-            zero.forget(2)
+            worker0.metrics()
+            worker0.forget(2)
             cutting.wait_until_gone(of_two, transports.limits.seconds)
             both_ends = len(cutting.connections() - cutting.before)
-            zero.forget(1)
+            worker0.forget(1)
             cutting.expect_at_most(
-                both_ends // 2, zero.called("forget(1) while worker1 takes no messages")
+                both_ends // 2, worker0.called("forget(1) while worker1 takes no messages")
             )
             if not sending.wait(transports.limits.seconds):
                 transports.limits.note_passed()
-                raise zero.deviation(
+                raise worker0.deviation(
                     "forget(1) while send(1, ...) waits for worker1",
                     "send() ends",
                     "it still waits",
                 )
-            one.inbox.unblock()
-            one.inbox.wait_for(lambda _: False, 0.1)
-            one.take_messages()
+            worker1.inbox.unblock()
+            worker1.inbox.wait_for(lambda _: False, 0.1)
+            worker1.take_messages()
 
     def test_close_while_others_send(self, transports: Workers) -> None:
         """`close` returns in time while threads send. A later `send` raises an error."""
-        with transports(3) as (zero, one, two):
-            for worker in (zero, one, two):
+        with transports(3) as (worker0, worker1, worker2):
+            for worker in (worker0, worker1, worker2):
                 worker.may_lose.update((0, 1, 2))
             stop = time.monotonic() + transports.limits.seconds
             errors: list[str | None] = []
 
             def send(peer: int) -> None:
                 while time.monotonic() < stop:
-                    error = zero.try_send(peer, message("request", [100]))
+                    error = worker0.try_send(peer, message("request", [100]))
                     if error is not None:
                         errors.append(error)
                         return
@@ -144,13 +144,13 @@ class ThreadTests:
             threads = [threading.Thread(target=send, args=(peer,), daemon=True) for peer in (1, 2)]
             for thread in threads:
                 thread.start()
-            one.inbox.wait_for(lambda events: len(events) > 5, transports.limits.seconds)
-            zero.close(0)
+            worker1.inbox.wait_for(lambda events: len(events) > 5, transports.limits.seconds)
+            worker0.close(0)
             for thread in threads:
                 thread.join(transports.limits.seconds + 1.0)
             if len(errors) < len(threads):
-                raise zero.deviation("send(1, ...) after close()", "an error", "none")
-            for worker in (one, two):
+                raise worker0.deviation("send(1, ...) after close()", "an error", "none")
+            for worker in (worker1, worker2):
                 worker.inbox.wait_for(lambda _: False, 0.1)
                 worker.take_messages()
 

@@ -41,76 +41,76 @@ class VolumeTests:
         If it fails, look at limits of buffers, headers and packets, and at loops around partial reads and
         writes.
         """
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             for size in SIZES:
                 sizes = [size] if kind == "one part" else [3, size, 0, size, 1]
                 parts = message(size, sizes)
-                zero.send(1, parts)
-                one.expect(zero, parts)
+                worker0.send(1, parts)
+                worker1.expect(worker0, parts)
 
     def test_numbers_of_parts(self, transports: Workers) -> None:
         """Messages with any number of parts arrive, from none to thousands.
 
         A system call takes 1024 buffers at most (`IOV_MAX`).
         """
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             for count in COUNTS:
                 parts = message(count, [(place * 7) % 23 for place in range(count)])
-                zero.send(1, parts)
-                one.expect(zero, parts)
+                worker0.send(1, parts)
+                worker1.expect(worker0, parts)
 
     def test_empty_parts(self, transports: Workers) -> None:
         """Empty parts arrive, at any place in a message."""
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             for sizes in itertools.chain.from_iterable(
                 itertools.product((0, 5), repeat=count) for count in range(1, 5)
             ):
                 parts = message(sizes, sizes)
-                zero.send(1, parts)
-                one.expect(zero, parts)
+                worker0.send(1, parts)
+                worker1.expect(worker0, parts)
 
     def test_any_messages(self, transports: Workers) -> None:
         """Any messages arrive once each, with their parts bit by bit; small messages in order."""
 
         def check(messages: Sequence[Sizes]) -> None:
-            with transports() as (zero, one):
+            with transports() as (worker0, worker1):
                 sent = [message(place, sizes) for place, sizes in enumerate(messages)]
-                zero.send_all(1, sent)
-                one.expect_all(zero, sent)
+                worker0.send_all(1, sent)
+                worker1.expect_all(worker0, sent)
 
         holds_for(check, st.lists(message_sizes, min_size=1, max_size=6), examples=40)
 
     def test_order(self, transports: Workers) -> None:
         """A thousand messages arrive in the order in which they were sent, once each."""
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             sent = [message(place, [4, place % 7, (place % 11) * 100]) for place in range(1000)]
-            zero.send_all(1, sent)
+            worker0.send_all(1, sent)
             for parts in sent:
-                one.expect(zero, parts)
+                worker1.expect(worker0, parts)
 
     def test_large_message(self, transports: Workers) -> None:
         """A message of 8 MiB arrives, as do small ones before and after it."""
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             sent = [
                 message("before", [7]),
                 message("large", [11, _LARGE, 0]),
                 message("after", [7]),
             ]
-            zero.send_all(1, sent)
-            one.expect_all(zero, sent)
+            worker0.send_all(1, sent)
+            worker1.expect_all(worker0, sent)
 
     def test_idle_connection(self, transports: Workers) -> None:
         """A connection without messages for three seconds is not lost, and carries messages again.
 
         If it fails, look at the time limits of sockets: they must apply only while a connection starts.
         """
-        with transports() as (zero, one):
-            for sender, receiver in ((zero, one), (one, zero)):
+        with transports() as (worker0, worker1):
+            for sender, receiver in ((worker0, worker1), (worker1, worker0)):
                 sender.send(receiver.id, message("before", [8]))
                 receiver.expect(sender, message("before", [8]))
-            if zero.inbox.wait_for(lambda events: any(e.kind == "lost" for e in events), 3.0):
-                zero.check()
-            for sender, receiver in ((zero, one), (one, zero)):
+            if worker0.inbox.wait_for(lambda events: any(e.kind == "lost" for e in events), 3.0):
+                worker0.check()
+            for sender, receiver in ((worker0, worker1), (worker1, worker0)):
                 sender.send(receiver.id, message("after", [8]))
                 receiver.expect(sender, message("after", [8]))
 
@@ -144,32 +144,32 @@ class VolumeTests:
         If one does not arrive, its sender's inbox gets `lost`. No message is ever sent again. Messages
         sent before a cut may arrive after later ones.
         """
-        with transports() as (zero, one):
-            zero.may_lose.add(1)
-            one.may_lose.add(0)
+        with transports() as (worker0, worker1):
+            worker0.may_lose.add(1)
+            worker1.may_lose.add(0)
             failed = 0
             for place in range(400):
                 if place % _CUT_EVERY == 50:
                     cutting.cut(cutting.connections() - cutting.before)
-                failed += zero.try_send(1, _numbered(place)) is not None
-            if not failed and not any(event.kind == "lost" for event in zero.inbox.events):
-                zero.inbox.wait_for(lambda events: any(e.kind == "lost" for e in events), 1.0)
-            send_until_it_arrives(zero, one, message("last", [5]))
+                failed += worker0.try_send(1, _numbered(place)) is not None
+            if not failed and not any(event.kind == "lost" for event in worker0.inbox.events):
+                worker0.inbox.wait_for(lambda events: any(e.kind == "lost" for e in events), 1.0)
+            send_until_it_arrives(worker0, worker1, message("last", [5]))
             numbers = [
-                _number(zero, event.parts)
-                for event in one.take_messages()
-                if event.parts not in one.may_get
+                _number(worker0, event.parts)
+                for event in worker1.take_messages()
+                if event.parts not in worker1.may_get
             ]
             for one_before, number in itertools.pairwise(sorted(numbers, key=_cuts_before)):
                 if number <= one_before:
-                    raise zero.deviation(
+                    raise worker0.deviation(
                         "send(1, ...) while connections are cut",
                         "each message arrives once at most, in order between two cuts",
                         f"message {number} arrives after message {one_before}",
                     )
-            lost = any(event.kind == "lost" for event in zero.inbox.events)
+            lost = any(event.kind == "lost" for event in worker0.inbox.events)
             if len(numbers) < 400 and not lost and not failed:
-                raise zero.deviation(
+                raise worker0.deviation(
                     "send(1, ...) while connections are cut",
                     "each message arrives, or send() raises an error, or the inbox gets lost(1, ...)",
                     f"{400 - len(numbers)} of 400 messages do not arrive, and there is no loss",
@@ -180,12 +180,12 @@ class VolumeTests:
 
         The agent calls a C++ transport on many threads at once, and a Python transport on one per peer.
         """
-        with transports() as (zero, one):
+        with transports() as (worker0, worker1):
             sent = [[message((thread, i), [3, 700 + i]) for i in range(50)] for thread in range(8)]
-            at_once(partial(zero.send_all, 1, own) for own in sent)
+            at_once(partial(worker0.send_all, 1, own) for own in sent)
             places = [0] * len(sent)
             for _ in range(sum(map(len, sent))):
-                parts = one.receive(0)
+                parts = worker1.receive(0)
                 thread = next(
                     (
                         thread
@@ -195,7 +195,7 @@ class VolumeTests:
                     None,
                 )
                 if thread is None:
-                    raise zero.deviation(
+                    raise worker0.deviation(
                         "send(1, ...) on eight threads",
                         "each message arrives as it was sent, those of a thread in order",
                         "another one arrives",

@@ -234,7 +234,7 @@ class Worker:
     def wait_until_found(self, peer: int) -> None:
         """Wait until the peer is found again, if it is lost; at most for a time."""
 
-        def found(events: list[Event]) -> bool:
+        def is_found(events: list[Event]) -> bool:
             kinds = [
                 event.kind
                 for event in events
@@ -243,7 +243,7 @@ class Worker:
             return not kinds or kinds[-1] == "found"
 
         self.inbox.wait_for(lambda _: False, 0.05)  # a loss may not have been noticed yet
-        self.inbox.wait_for(found, self.limits.seconds)
+        self.inbox.wait_for(is_found, self.limits.seconds)
 
     def got(self, sender: Worker, parts: Sequence[bytes], given_up: Callable[[], bool]) -> bool:
         """Wait until this message has arrived or the sender reports a loss; return whether it arrived."""
@@ -273,7 +273,7 @@ class Worker:
     def take_messages(self) -> list[Event]:
         """Return all messages that have arrived. These, and those that arrive later, are expected."""
         self._takes_all = True
-        messages = [one for one in list(self.inbox.events) if one.kind == "deliver"]
+        messages = [event for event in list(self.inbox.events) if event.kind == "deliver"]
         for event in messages:
             event.taken = True
         return messages
@@ -284,7 +284,7 @@ class Worker:
         self._check_inbox()
         if event is None:
             self.limits.note_passed()
-            others = [str(one) for one in self.inbox.events if not one.taken][:3]
+            others = [str(event) for event in self.inbox.events if not event.taken][:3]
             got = f"not within {limit:g} s" + (f"; it gets {', '.join(others)}" if others else "")
             raise deviate(call, f"{self._inbox()} gets {wanted}", got)
         return event
@@ -418,20 +418,20 @@ class Workers:
             for worker_id in range(size):
                 workers.append(self.make(worker_id))
                 workers[-1].listen()
-            for one in workers if learn else ():
-                one.learn(*(other for other in workers if other is not one))
+            for worker in workers if learn else ():
+                worker.learn(*(other for other in workers if other is not worker))
             yield
-            for one in workers:
-                one.check()
+            for worker in workers:
+                worker.check()
         except BaseException:
-            for one in workers:
+            for worker in workers:
                 with contextlib.suppress(DeviationError):
-                    self._end(one)
+                    self._end(worker)
             raise
-        for one in workers:
-            one.inbox.unblock()
-        for one in workers:
-            self._end(one)
+        for worker in workers:
+            worker.inbox.unblock()
+        for worker in workers:
+            self._end(worker)
 
     @staticmethod
     def _end(worker: Worker) -> None:

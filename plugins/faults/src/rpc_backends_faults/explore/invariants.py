@@ -88,8 +88,8 @@ def values(run: Run, pattern: str, *, file: str | None = None) -> list[str]:
 
     :param file: a pattern of files in ``run.left``; None means the output.
     """
-    found = (re.search(pattern, line) for line in lines(run, file))
-    return [match[1] for match in found if match]
+    matches = (re.search(pattern, line) for line in lines(run, file))
+    return [match[1] for match in matches if match]
 
 
 def exactly_once(run: Run, pattern: str, *, file: str | None = None) -> None:

@@ -98,10 +98,10 @@ class Kept {
     }
     for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) {
       if (block->size >= size && block->size / 2 <= size) {
-        const Block found = *block;
+        const Block reused = *block;
         blocks_.erase(std::next(block).base());
-        bytes_ -= found.size;
-        return found;
+        bytes_ -= reused.size;
+        return reused;
       }
     }
     return {};

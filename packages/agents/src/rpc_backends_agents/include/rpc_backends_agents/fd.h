@@ -39,8 +39,8 @@ class Signal {
   Signal() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
   void set() {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = ::write(fd_.get(), &one, sizeof one);
+    const uint64_t count = 1;
+    [[maybe_unused]] const ssize_t written = ::write(fd_.get(), &count, sizeof count);
   }
 
   void clear() {

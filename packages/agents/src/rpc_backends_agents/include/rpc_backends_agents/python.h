@@ -265,11 +265,11 @@ pybind11::dict metrics_of(const From& transport) {
     const pybind11::gil_scoped_release release;
     metrics = transport.metrics();
   }
-  pybind11::dict found;
+  pybind11::dict dict;
   for (const auto& [name, value] : metrics) {
-    found[pybind11::str(std::string_view(name))] = pybind11::str(std::string_view(value));
+    dict[pybind11::str(std::string_view(name))] = pybind11::str(std::string_view(value));
   }
-  return found;
+  return dict;
 }
 
 // Makes the Python class of a transport, with the methods that all transports have: forget, reject, receive, close,

@@ -32,7 +32,9 @@ class Text {
     return std::string_view(text) == std::string_view(other);
   }
 
-  friend bool operator<(const Text& one, const Text& other) { return std::string_view(one) < std::string_view(other); }
+  friend bool operator<(const Text& text, const Text& other) {
+    return std::string_view(text) < std::string_view(other);
+  }
 
  private:
   std::vector<char> bytes_;
