@@ -245,11 +245,9 @@ def raw_transport(
         public_key=None,
         secret_key=None,
         certificates=made,
-        max_message=1 << 20,
-        heartbeat=1,
-        heartbeat_timeout=10,
         handshake_timeout=10,
         wants_proofs=True,
+        **ZeroMQRpcBackendOptions(heartbeat_timeout=10).native(),
     )
     try:
         native.start(claimed.worker_id)
