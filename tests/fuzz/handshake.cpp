@@ -4,9 +4,11 @@
 // A stranger who has finished the handshake, and seals what it wants, is read up to the first record that TLS does not
 // allow there.
 //
-// The first byte of an input says which side gets it, and whether it comes alone or changes what an honest peer sends,
-// in the handshake or after it: then each three bytes are a position and what the byte there is combined with. Or it is
-// what a stranger seals: the type and the size of a record, and its content.
+// The workers have keys of their session, or certificates of an authority.
+//
+// The first byte of an input says which of these, which side gets it, and whether it comes alone or changes what an
+// honest peer sends, in the handshake or after it: then each three bytes are a position and what the byte there is
+// combined with. Or it is what a stranger seals: the type and the size of a record, and its content.
 #include <fcntl.h>
 #include <openssl/x509.h>
 #include <sys/socket.h>
@@ -19,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "authority.h"
 #include "keys.h"
 #include "seeds.h"
 #include "socket_pair.h"
@@ -39,9 +42,27 @@ bool is_over(Handshake state) {
 }
 
 struct Peer {
-  Peer() : keys(make_keys(Crypto::get(false))), context(Crypto::get(false), keys.first, keys.second) {}
-  std::pair<std::string, SecretText> keys;
+  Peer() : Peer(make_keys(Crypto::get(false))) {}
+  explicit Peer(const std::pair<std::string, SecretText>& keys)
+      : key(keys.first), context(Crypto::get(false), keys.first, keys.second) {}
+  explicit Peer(const Certificates& certificates)
+      : key(certificates.subject().key), context(Crypto::get(false), certificates) {}
+  std::string key;  // by which others know this worker
   TlsContext context;
+};
+
+struct Pair {
+  Peer one, two;
+
+  static const Pair& of(bool with_certificates) {
+    static const Pair with_keys;
+    static const Pair with_certificates_of_an_authority = [] {
+      const Authority authority;
+      return Pair{Peer(*authority.certify({"URI:spiffe://x/a", -3600, 1L << 30})),
+                  Peer(*authority.certify({"DNS:b", -3600, 1L << 30}))};
+    }();
+    return with_certificates ? with_certificates_of_an_authority : with_keys;
+  }
 };
 
 void expect_nothing_to_read(TlsChannel& channel) {
@@ -76,11 +97,11 @@ bool change(std::string& data, const std::string& changes, size_t& offset) {
   return has_changed;
 }
 
-void change_honest(bool of_caller, const std::string& changes) {
-  static const Peer one, two;
+void change_honest(const Pair& pair, bool of_caller, const std::string& changes) {
+  const auto& [one, two] = pair;
   auto [end_one, at_one] = socket_pair();
   auto [end_two, at_two] = socket_pair();
-  const auto caller = one.context.connecting(std::move(end_one), two.keys.first);
+  const auto caller = one.context.connecting(std::move(end_one), two.key);
   const auto called = two.context.listening(std::move(end_two));
   Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
   size_t offset = 0;
@@ -98,20 +119,20 @@ void change_honest(bool of_caller, const std::string& changes) {
   check(has_changed || (here == Handshake::kDone && there == Handshake::kDone));
   // TLS ignores a few bytes, such as the version in the head of the first records.
   if (here == Handshake::kDone) {
-    check(caller->peer_key() == two.keys.first);
+    check(caller->peer_key() == two.key);
     expect_nothing_to_read(*caller);
   }
   if (there == Handshake::kDone) {
-    check(called->peer_key() == one.keys.first);
+    check(called->peer_key() == one.key);
     expect_nothing_to_read(*called);
   }
 }
 
-void change_data(const std::string& changes) {
-  static const Peer one, two;
+void change_data(const Pair& pair, const std::string& changes) {
+  const auto& [one, two] = pair;
   auto [end_one, at_one] = socket_pair();
   auto [end_two, at_two] = socket_pair();
-  const auto caller = one.context.connecting(std::move(end_one), two.keys.first);
+  const auto caller = one.context.connecting(std::move(end_one), two.key);
   const auto called = two.context.listening(std::move(end_two));
   Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
   for (int i = 0; i < 6; ++i) {
@@ -241,13 +262,21 @@ void seal_as_stranger(const std::string& contents) {
 std::vector<std::string> all_seeds() {
   const Peer peer;
   auto [end, other] = socket_pair();
-  const auto caller = peer.context.connecting(std::move(end), peer.keys.first);
+  const auto caller = peer.context.connecting(std::move(end), peer.key);
   caller->shake_hands();
   const std::string hello = received(other->get());
-  return {std::string("\0", 1) + hello,         std::string("\1", 1) + hello,
-          std::string("\2\0\0\0", 4),           std::string("\2\5\0\1\x30\0\x10", 7),
-          std::string("\3\7\0\1\x50\1\x20", 7), std::string("\4\0\0\0", 4),
-          std::string("\4\3\0\1\x50\1\x20", 7), std::string("\x08\x17\4data\x17\0\x16\5\x18\0\0\1\0\x15\2\1\0", 21)};
+  return {std::string("\0", 1) + hello,
+          std::string("\1", 1) + hello,
+          std::string("\2\0\0\0", 4),
+          std::string("\2\5\0\1\x30\0\x10", 7),
+          std::string("\3\7\0\1\x50\1\x20", 7),
+          std::string("\4\0\0\0", 4),
+          std::string("\4\3\0\1\x50\1\x20", 7),
+          std::string("\x10", 1) + hello,
+          std::string("\x12\0\2\1\x50\4\x20", 7),
+          std::string("\x13\7\0\1\x50\4\x20", 7),
+          std::string("\x14\0\0\0", 4),
+          std::string("\x08\x17\4data\x17\0\x16\5\x18\0\0\1\0\x15\2\1\0", 21)};
 }
 
 }  // namespace
@@ -268,18 +297,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     seal_as_stranger(rest);
     return 0;
   }
+  const Pair& pair = Pair::of((data[0] & 16) != 0);
   if ((data[0] & 4) != 0) {
-    change_data(rest);
+    change_data(pair, rest);
     return 0;
   }
   if ((data[0] & 2) != 0) {
-    change_honest((data[0] & 1) != 0, rest);
+    change_honest(pair, (data[0] & 1) != 0, rest);
     return 0;
   }
-  static const Peer peer;
+  const Peer& peer = pair.one;
   auto [end, other] = socket_pair();
-  const auto channel = (data[0] & 1) != 0 ? peer.context.connecting(std::move(end), peer.keys.first)
-                                          : peer.context.listening(std::move(end));
+  const auto channel =
+      (data[0] & 1) != 0 ? peer.context.connecting(std::move(end), peer.key) : peer.context.listening(std::move(end));
   send_alone(*channel, other->get(), rest);
   return 0;
 }

@@ -47,7 +47,7 @@ decode)
     length=10000
     ;;
 handshake)
-    sources=(handshake.cpp $zeromq/{channel,crypto,keys,records,tls}.cpp)
+    sources=(handshake.cpp $zeromq/{certificates,channel,crypto,keys,records,tls}.cpp)
     flags=(-I $zeromq -I $zeromq/../tests/unit -lssl -lcrypto)
     length=6000
     ;;

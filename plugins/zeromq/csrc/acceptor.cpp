@@ -123,7 +123,7 @@ void Acceptor::add(std::unique_ptr<Fd> fd) {
   Pending& pending = pending_[id];
   pending.address = is_unix_ ? "a process on this host" : peer_address(fd->get());
   pending.since = Clock::now();
-  if (services_.of_streams.tls != nullptr && !is_unix_) {
+  if (settings_.encrypts(is_unix_)) {
     std::unique_ptr<TlsChannel> channel = services_.of_streams.tls->listening(std::move(fd));
     pending.tls = channel.get();
     pending.channel = std::move(channel);
@@ -305,10 +305,10 @@ void Acceptor::identify(uint64_t id, const Greeting& greeting) {
   const Pending& pending = pending_.at(id);
   if (greeting.worker < 0) {
     refuse(id, kOtherVersion);
+  } else if (settings_.needs_proofs(is_unix_)) {
+    look_up(id, greeting, services_.proofs, std::string(greeting.proof, kProofSize));
   } else if (pending.tls != nullptr) {
     look_up(id, greeting, services_.keys, pending.tls->peer_key());
-  } else if (is_unix_ && settings_.wants_proofs) {
-    look_up(id, greeting, services_.proofs, std::string(greeting.proof, kProofSize));
   } else {
     admit(id, greeting, greeting.worker);
   }
@@ -335,7 +335,7 @@ void Acceptor::look_up(uint64_t id, const Greeting& greeting, Directory& directo
             refuse_unknown(id, "any worker of the group");
             return;
           }
-          if (pending_.at(id).tls != nullptr && services_.keys.admits(*worker)) {
+          if (!settings_.needs_proofs(is_unix_) && services_.keys.admits(*worker)) {
             services_.keys.learn(*worker, key);
           }
           admit(id, greeting, *worker);
@@ -348,7 +348,7 @@ void Acceptor::look_up(uint64_t id, const Greeting& greeting, Directory& directo
 
 void Acceptor::refuse_unknown(uint64_t id, const char* why) {
   const Pending& pending = pending_.at(id);
-  if (pending.tls == nullptr) {
+  if (settings_.needs_proofs(is_unix_)) {
     refuse(id, "its proof does not belong to any worker of the group");
   } else {
     refuse(id, "the peer does not know this worker's key",
@@ -360,12 +360,18 @@ void Acceptor::admit(uint64_t id, const Greeting& greeting, int worker) {
   Pending& pending = pending_.at(id);
   const std::string who = "worker " + std::to_string(greeting.worker);
   if (worker != greeting.worker) {
-    refuse(id, "a process that claims to be " + who + " has the " + (pending.tls != nullptr ? "key" : "proof") +
-                   " of worker " + std::to_string(worker));
+    refuse(id, "a process that claims to be " + who + " has the " +
+                   (settings_.needs_proofs(is_unix_) ? "proof" : "key") + " of worker " + std::to_string(worker));
     return;
   }
   if (!services_.keys.admits(worker)) {
     refuse(id, who + " has left the group");
+    return;
+  }
+  if (settings_.certificates && pending.tls->peer_key() != services_.keys.key(worker)) {
+    refuse(id, "this worker does not accept the certificate",
+           pending.address + ": a process that claims to be " + who + " has the certificate of " +
+               pending.tls->peer().text() + ", which is not the identity that this worker has published");
     return;
   }
   const auto owner = owner_.lock();
@@ -373,7 +379,9 @@ void Acceptor::admit(uint64_t id, const Greeting& greeting, int worker) {
     refuse(id, who + ": " + why);
     return;
   }
-  if (!owner || !send_all(*pending.channel, bytes_of(answer_with("", is_unix_ ? owner->answer_for(worker) : "")))) {
+  if (!owner ||
+      !send_all(*pending.channel,
+                bytes_of(answer_with("", settings_.needs_proofs(is_unix_) ? owner->answer_for(worker) : "")))) {
     fail(id, kEnded);
     return;
   }
@@ -399,7 +407,7 @@ void Acceptor::refuse(uint64_t id, const std::string& to_peer, const std::string
 void Acceptor::fail(uint64_t id, const std::string& why) {
   ++services_.of_streams.counters.handshakes;
   // A connection that ends is perhaps a port scan, which is not worth a line.
-  if (!is_unix_ && why != kEnded) {
+  if ((!is_unix_ || settings_.certificates) && why != kEnded) {
     services_.callback_thread.report("a connection to " + endpoint_ + ": " + why);
   }
   drop(id);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 
+#include "certificates.h"
 #include "keys.h"
 #include "rpc_backends_agents/python.h"
 #include "zeromq_transport.h"
@@ -28,6 +29,7 @@ std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key
                                       const std::optional<py::bytes>& secret_key, bool fips, uint64_t max_message,
                                       double heartbeat, double heartbeat_timeout, double handshake_timeout,
                                       bool wants_proofs, uint32_t bulk_connections, double long_link,
+                                      const std::shared_ptr<Certificates>& certificates,
                                       const py::object& on_unknown_key, const py::object& on_refused) {
   if (public_key.has_value() != secret_key.has_value()) {
     throw TransportError("give both public_key and secret_key, or neither");
@@ -36,6 +38,11 @@ std::shared_ptr<PythonTransport> make(const std::optional<py::bytes>& public_key
   if (public_key) {
     settings.public_key = *public_key;
     settings.secret_key = *secret_key;
+    settings.fips = fips;
+  }
+  if (certificates) {
+    settings.certificates = certificates;
+    settings.public_key = certificates->subject().key;
     settings.fips = fips;
   }
   settings.max_message = max_message;
@@ -84,11 +91,14 @@ PYBIND11_MODULE(_native, module) {
       .def(py::init(&make), py::kw_only(), py::arg("public_key"), py::arg("secret_key"), py::arg("fips") = false,
            py::arg("max_message"), py::arg("heartbeat"), py::arg("heartbeat_timeout"), py::arg("handshake_timeout"),
            py::arg("wants_proofs") = false, py::arg("bulk_connections"), py::arg("long_link") = 0.0,
-           py::arg("on_unknown_key") = py::none(), py::arg("on_refused") = py::none())
+           py::arg("certificates") = py::none(), py::arg("on_unknown_key") = py::none(),
+           py::arg("on_refused") = py::none())
       .def("bind", &PythonTransport::bind, py::arg("endpoints"), release())
       .def("start", &PythonTransport::start, py::arg("self_id"), release())
       .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none(),
            py::arg("max_message") = py::none())
+      .def("renew", &PythonTransport::renew, py::arg("certificates"), release())
+      .def("revoke", &PythonTransport::revoke, py::arg("names"), release())
       .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"));
   // After TransportError, because the last translator is asked first, and a BindError is a TransportError.
   py::register_local_exception_translator([](std::exception_ptr error) {
@@ -100,5 +110,27 @@ PYBIND11_MODULE(_native, module) {
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });
+  py::class_<Certificates, std::shared_ptr<Certificates>>(module, "Certificates", py::module_local())
+      .def(py::init(
+               [](const std::string& chain, const std::string& secret_key, const std::string& authorities, bool fips) {
+                 return std::make_shared<Certificates>(Crypto::get(fips), chain, secret_key, authorities);
+               }),
+           py::arg("chain"), py::arg("secret_key"), py::arg("authorities"), py::arg("fips") = false)
+      .def_property_readonly("identity", [](const Certificates& self) { return self.subject().identity; })
+      .def_property_readonly("serial", [](const Certificates& self) { return self.subject().serial; })
+      .def_property_readonly("key", [](const Certificates& self) { return py::bytes(self.subject().key); })
+      .def_property_readonly("expires", &Certificates::expires)
+      .def_property_readonly("chain", [](const Certificates& self) { return py::bytes(self.chain()); })
+      .def(
+          "sign", [](const Certificates& self, const std::string& data) { return py::bytes(self.sign(data)); },
+          py::arg("data"))
+      .def(
+          "check",
+          [](const Certificates& self, const std::string& chain, const std::string& signature,
+             const std::string& data) {
+            const Subject subject = self.check(chain, signature, data);
+            return py::make_tuple(subject.identity, subject.serial, py::bytes(subject.key));
+          },
+          py::arg("chain"), py::arg("signature"), py::arg("data"));
   module.def("make_keys", &make_key_pair, py::arg("fips") = false);
 }

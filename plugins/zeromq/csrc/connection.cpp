@@ -57,7 +57,7 @@ Connection::~Connection() {
 
 std::unique_ptr<Channel> Connection::make_channel(const Credentials& credentials) {
   std::unique_ptr<Fd> socket = endpoint_.open_socket(services_.settings.heartbeat_timeout);
-  if (services_.tls == nullptr || endpoint_.is_unix()) {
+  if (!services_.settings.encrypts(endpoint_.is_unix())) {
     return std::make_unique<Channel>(std::move(socket));
   }
   std::unique_ptr<TlsChannel> channel = services_.tls->connecting(std::move(socket), credentials.public_key);
@@ -83,7 +83,7 @@ void Connection::open(const Credentials& credentials, int self) {
       }
     });
   }
-  if (endpoint_.is_unix()) {
+  if (endpoint_.is_unix() || services_.settings.certificates) {
     set_proof(greeting_.proof, credentials.our_greeting);
     expected_ = credentials.their_answer;
   }
@@ -141,6 +141,12 @@ void Connection::wait_until_sent(Clock::time_point deadline) {
     lane->stream_->wait_until_sent(deadline);
   }
   stream_->wait_until_sent(deadline);
+}
+
+bool Connection::uses(const Revoked& revoked) {
+  const std::vector<std::shared_ptr<Connection>> others = lanes();
+  return (tls_ != nullptr && revoked.covers(tls_->peer())) ||
+         std::any_of(others.begin(), others.end(), [&](const auto& lane) { return lane->uses(revoked); });
 }
 
 void Connection::end(const std::string& reason) {
@@ -274,7 +280,8 @@ void Connection::on_answer() {
       return;
     }
     if (got <= 0) {
-      report_failure(kEnded);
+      // TLS ends the handshake at this side before the other side has seen the certificate.
+      report_failure(services_.settings.certificates ? kEndedOrRefused : kEnded);
       return;
     }
     answer_.append(buffer, static_cast<size_t>(got));

@@ -59,6 +59,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   // Ends the connection because of data that arrived on it, and notifies the owner.
   void end(const std::string& reason);
 
+  // Whether the peer has shown a certificate that is revoked. Call it on the event loop's thread.
+  bool uses(const Revoked& revoked);
+
   int peer() const { return peer_; }
   const Endpoint& endpoint() const { return endpoint_; }
 

@@ -26,6 +26,12 @@ void Directory::forget(int worker) {
   }
 }
 
+std::string Directory::key(int worker) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto entry = keys_.find(worker);
+  return entry == keys_.end() ? "" : entry->second;
+}
+
 std::optional<int> Directory::owner(const std::string& key) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto entry = owners_.find(key);

@@ -16,6 +16,9 @@ class Directory {
   void learn(int worker, const std::string& key);
   void forget(int worker);
 
+  // Returns the key of a worker; "" if it is not known.
+  std::string key(int worker) const;
+
   // Returns the worker that has the key.
   std::optional<int> owner(const std::string& key) const;
 

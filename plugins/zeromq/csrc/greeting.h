@@ -1,6 +1,6 @@
 // What two workers exchange on a new connection before any message: over TCP, after the handshake of TLS.
 //
-//   the connecting side sends   a greeting: its id and, on a Unix socket, its proof
+//   the connecting side sends   a greeting: its id and, on a Unix socket or with certificates, its proof
 //   the listening side answers  with its own proof, or with a refusal
 #pragma once
 
@@ -37,6 +37,11 @@ inline constexpr const char* kOtherVersion = "the connecting process is not a wo
 inline constexpr const char* kOneEncrypts = "one side encrypts and the other does not";
 
 inline constexpr const char* kEnded = "the connection ended during the handshake";
+
+inline constexpr const char* kEndedOrRefused =
+    "the connection ended during the handshake. If the other worker does not accept the certificate of this one, its "
+    "log says why";
+inline constexpr const char* kRevoked = "its certificate is revoked";
 
 inline void set_proof(char (&place)[kProofSize], const std::string& proof) {
   std::copy_n(proof.data(), std::min(proof.size(), kProofSize), place);

@@ -97,6 +97,15 @@ bool is_key(const std::string& text) {
   return decode(text).has_value();
 }
 
+std::string key_text(const Crypto& crypto, const std::string& identity) {
+  Raw raw{};
+  size_t size = raw.size();
+  if (EVP_Q_digest(crypto.library(), "SHA256", nullptr, identity.data(), identity.size(), raw.data(), &size) != 1) {
+    fail_in_openssl("hash an identity");
+  }
+  return encode(raw);
+}
+
 std::string public_key_text(const Crypto& crypto, EVP_PKEY* key) {
   Raw raw{};
   size_t size = raw.size();

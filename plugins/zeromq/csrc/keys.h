@@ -33,6 +33,9 @@ Key parse_secret_key(const Crypto& crypto, std::string_view secret_key, const st
 // Whether the text has the form of a key.
 bool is_key(const std::string& text);
 
+// Returns a text in the form of that of a public key, which stands for an identity; see certificates.h.
+std::string key_text(const Crypto& crypto, const std::string& identity);
+
 // Returns the text of a public key; "" if it is of another kind.
 std::string public_key_text(const Crypto& crypto, EVP_PKEY* key);
 

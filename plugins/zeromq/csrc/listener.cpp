@@ -202,6 +202,7 @@ void Listener::enter(std::unique_ptr<Channel> channel, const Greeting& greeting)
       });
     }
   };
+  const Settings& settings = services_.of_streams.settings;
   std::shared_ptr<Link> link;
   std::shared_ptr<Stream> stream;
   {
@@ -210,12 +211,17 @@ void Listener::enter(std::unique_ptr<Channel> channel, const Greeting& greeting)
     if (closed_ || (is_lane && first == nullptr)) {
       return;
     }
-    link = is_lane ? first->link : std::make_shared<Link>(services_.of_streams.settings.max_message);
+    std::vector<Subject> subjects;
+    if (const auto* const tls = dynamic_cast<const TlsChannel*>(channel.get()); tls && settings.certificates) {
+      subjects.push_back(tls->peer());
+    }
+    link = is_lane ? first->link : std::make_shared<Link>(settings.max_message);
     stream = std::make_shared<Stream>(services_.of_streams, worker, std::move(channel), on_stream_end, link, is_lane);
     if (is_lane) {
       first->lanes.push_back(stream);
+      first->subjects.insert(first->subjects.end(), subjects.begin(), subjects.end());
     } else {
-      add({worker, time, link, stream, {}});
+      add({worker, time, link, stream, {}, subjects});
     }
   }
   stream->start();
@@ -262,6 +268,15 @@ void Listener::on_end(int worker, uint64_t time, const std::string& reason) {
     services_.callback_thread.report("worker " + std::to_string(worker) + ": " + reason);
   }
   ended.close(Clock::now());
+}
+
+void Listener::end_revoked(const Revoked& revoked) {
+  for (const Caller& caller : callers()) {
+    if (std::any_of(caller.subjects.begin(), caller.subjects.end(),
+                    [&](const auto& subject) { return revoked.covers(subject); })) {
+      on_end(caller.worker, caller.time, kRevoked);
+    }
+  }
 }
 
 // Ends connections on which nothing arrives for too long.

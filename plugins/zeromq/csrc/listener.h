@@ -37,6 +37,9 @@ class Listener final : public Acceptor::Owner, public std::enable_shared_from_th
   // Accepts no more requests from `peer`, and sends it a refusal, on which the peer closes the connection.
   void reject(int peer, const std::string& reason);
 
+  // Ends the connections from peers whose certificates are revoked. Call it on the event loop's thread.
+  void end_revoked(const Revoked& revoked);
+
   // Waits, at most until `deadline`, until no reply is queued.
   void wait_until_sent(Clock::time_point deadline);
 
@@ -51,6 +54,7 @@ class Listener final : public Acceptor::Owner, public std::enable_shared_from_th
     std::shared_ptr<Link> link;
     std::shared_ptr<Stream> stream;
     std::vector<std::shared_ptr<Stream>> lanes;
+    std::vector<Subject> subjects;  // of the certificates that were shown; none without an authority
 
     std::vector<std::shared_ptr<Stream>> streams() const;
     void close(Clock::time_point deadline) const;

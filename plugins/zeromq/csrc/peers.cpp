@@ -123,6 +123,15 @@ void Peers::end_connection(int peer, const std::string& reason) {
   }
 }
 
+void Peers::end_revoked(const Revoked& revoked) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [id, peer] : peers_) {
+    if (peer.connection && peer.connection->uses(revoked)) {
+      peer.connection->end(kRevoked);
+    }
+  }
+}
+
 void Peers::hint(int peer) {
   std::shared_ptr<Connection> unanswered;
   {

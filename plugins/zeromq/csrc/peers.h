@@ -33,6 +33,9 @@ class Peers : private Connection::Owner {
   // Ends the connection to a peer because of invalid data that it sent.
   void end_connection(int peer, const std::string& reason);
 
+  // Ends the connections to peers whose certificates are revoked. Call it on the event loop's thread.
+  void end_revoked(const Revoked& revoked);
+
   // A peer may be reachable: if it is lost, a reconnect is attempted soon. Call it on the event loop's thread.
   void hint(int peer);
 

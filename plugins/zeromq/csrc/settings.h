@@ -4,9 +4,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace rpc_backends::zeromq {
+
+class Certificates;
 
 struct Settings {
   // As make_keys() makes them; empty for no encryption.
@@ -26,7 +29,13 @@ struct Settings {
   uint32_t bulk_connections = 0;
   double long_link = 0;
 
+  // In place of keys: the certificate of this worker. Then Unix sockets are encrypted, too, and proofs are needed over
+  // TCP, too, because several workers may have one identity. `public_key` is that of the certificate's owner.
+  std::shared_ptr<const Certificates> certificates;
+
   bool encrypts() const { return !public_key.empty(); }
+  bool encrypts(bool is_unix) const { return encrypts() && (!is_unix || certificates); }
+  bool needs_proofs(bool is_unix) const { return wants_proofs && (is_unix || certificates); }
 };
 
 inline constexpr size_t kProofSize = 32;

@@ -46,10 +46,16 @@ constexpr long kLongestCertificate = 4096;
 // Numbers of cipher suites.
 constexpr uint16_t kAesGcm = 0x1301, kChaCha20 = 0x1303;
 
+// The kinds of keys that authorities certify; the last two only sign certificates.
+constexpr const char* kKindsOfAuthorities =
+    "ecdsa_secp256r1_sha256:ecdsa_secp384r1_sha384:rsa_pss_rsae_sha256:rsa_pss_rsae_sha384:rsa_pss_rsae_sha512:"
+    "rsa_pkcs1_sha256:rsa_pkcs1_sha384";
+
 // The start of a greeting, or an answer to one, that is not encrypted.
 constexpr std::string_view kPlain(kForm, 3);
 
 constexpr const char* kOtherKinds = "the two sides have no kind of key in common; set fips alike for all workers";
+constexpr const char* kNotAccepted = "the other side does not accept the certificate of this worker; its log says why";
 constexpr const char* kOtherKey = "a key is not the one that the other side expects";
 
 // Whether the processor has instructions for AES.
@@ -100,29 +106,19 @@ Certificate certificate_for(const Crypto& crypto, EVP_PKEY* key) {
 
 }  // namespace
 
-TlsContext::TlsContext(const Crypto& crypto, const std::string& public_key, std::string_view secret_key,
-                       uint64_t bytes_per_key)
-    : crypto_(crypto),
-      bytes_per_key_(bytes_per_key),
-      context_(SSL_CTX_new_ex(crypto.library(), nullptr, TLS_method())) {
-  const Key key = parse_secret_key(crypto, secret_key, public_key);
-  SSL_CTX* const context = context_.get();
+TlsContext::Context TlsContext::make(const Crypto& crypto) {
+  Context made(SSL_CTX_new_ex(crypto.library(), nullptr, TLS_method()));
+  SSL_CTX* const context = made.get();
   if (context == nullptr) {
     fail_in_openssl("start");
   }
-  const Certificate certificate = certificate_for(crypto, key.get());
   // What is set here is set also where it is the default, because OpenSSL may be that of the system, with its settings.
   SSL_CTX_set_security_level(context, 2);
   if (SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1 ||
       SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 ||
       SSL_CTX_set_ciphersuites(context, ciphers(crypto)) != 1 || SSL_CTX_set_num_tickets(context, 0) != 1 ||
-      SSL_CTX_use_certificate(context, certificate.get()) != 1 || SSL_CTX_use_PrivateKey(context, key.get()) != 1) {
+      SSL_CTX_set1_groups_list(context, crypto.is_fips() ? "P-256" : "X25519") != 1) {
     fail_in_openssl("use TLS 1.3");
-  }
-  // No other kinds of keys: a stranger could choose some that cost this worker much time.
-  if (SSL_CTX_set1_groups_list(context, crypto.is_fips() ? "P-256" : "X25519") != 1 ||
-      SSL_CTX_set1_sigalgs_list(context, crypto.is_fips() ? "ecdsa_secp256r1_sha256" : "ed25519") != 1) {
-    fail_in_openssl("use these kinds of keys");
   }
 #ifdef SSL_OP_NO_RX_CERTIFICATE_COMPRESSION
   SSL_CTX_set_options(context, SSL_OP_NO_RX_CERTIFICATE_COMPRESSION | SSL_OP_NO_TX_CERTIFICATE_COMPRESSION);
@@ -132,22 +128,66 @@ TlsContext::TlsContext(const Crypto& crypto, const std::string& public_key, std:
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_max_cert_list(context, kLongestCertificate);
   SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
+  return made;
+}
+
+TlsContext::Context TlsContext::make(const Crypto& crypto, const Certificates& certificates) {
+  Context made = make(crypto);
+  const std::string kinds = std::string(crypto.is_fips() ? "" : "ed25519:") + kKindsOfAuthorities;
+  if (SSL_CTX_set1_sigalgs_list(made.get(), kinds.c_str()) != 1) {
+    fail_in_openssl("use these kinds of keys");
+  }
+  certificates.use_in(made.get());
+  return made;
+}
+
+TlsContext::TlsContext(const Crypto& crypto, const std::string& public_key, std::string_view secret_key,
+                       uint64_t bytes_per_key)
+    : crypto_(crypto), bytes_per_key_(bytes_per_key), context_(make(crypto)) {
+  const Key key = parse_secret_key(crypto, secret_key, public_key);
+  const Certificate certificate = certificate_for(crypto, key.get());
+  // No other kinds of keys: a stranger could choose some that cost this worker much time.
+  if (SSL_CTX_set1_sigalgs_list(context_.get(), crypto.is_fips() ? "ecdsa_secp256r1_sha256" : "ed25519") != 1 ||
+      SSL_CTX_use_certificate(context_.get(), certificate.get()) != 1 ||
+      SSL_CTX_use_PrivateKey(context_.get(), key.get()) != 1) {
+    fail_in_openssl("use these kinds of keys");
+  }
+}
+
+TlsContext::TlsContext(const Crypto& crypto, const Certificates& certificates, uint64_t bytes_per_key)
+    : crypto_(crypto),
+      bytes_per_key_(bytes_per_key),
+      revoked_(std::make_shared<Revoked>()),
+      context_(make(crypto, certificates)) {}
+
+void TlsContext::renew(const Certificates& certificates) {
+  Context made = make(crypto_, certificates);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  context_.swap(made);
+}
+
+std::unique_ptr<TlsChannel> TlsContext::channel(std::unique_ptr<Fd> fd, bool connects,
+                                                const std::string& peer_key) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::make_unique<TlsChannel>(crypto_, context_.get(), std::move(fd), connects, peer_key, bytes_per_key_,
+                                      revoked_);
 }
 
 std::unique_ptr<TlsChannel> TlsContext::connecting(std::unique_ptr<Fd> fd, const std::string& peer_key) const {
-  return std::make_unique<TlsChannel>(crypto_, context_.get(), std::move(fd), true, peer_key, bytes_per_key_);
+  return channel(std::move(fd), true, peer_key);
 }
 
 std::unique_ptr<TlsChannel> TlsContext::listening(std::unique_ptr<Fd> fd) const {
-  return std::make_unique<TlsChannel>(crypto_, context_.get(), std::move(fd), false, "", bytes_per_key_);
+  return channel(std::move(fd), false, "");
 }
 
 TlsChannel::TlsChannel(const Crypto& crypto, SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects,
-                       std::string peer_key, uint64_t bytes_per_key)
+                       std::string peer_key, uint64_t bytes_per_key, std::shared_ptr<const Revoked> revoked)
     : Channel(std::move(fd)),
       crypto_(crypto),
       bytes_per_key_(bytes_per_key),
       connects_(connects),
+      revoked_(std::move(revoked)),
       peer_key_(std::move(peer_key)),
       ssl_(SSL_new(context)) {
   BIO* const bio = socket_method() == nullptr ? nullptr : BIO_new(socket_method());
@@ -209,9 +249,12 @@ int TlsChannel::write_socket(BIO* bio, const char* data, int size) {
 int TlsChannel::verify(X509_STORE_CTX* store, void* /*unused*/) {
   const auto* const ssl = static_cast<SSL*>(X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx()));
   auto* const channel = static_cast<TlsChannel*>(SSL_get_app_data(ssl));
-  if (channel->check_key(X509_STORE_CTX_get0_cert(store))) {
+  const bool is_right =
+      channel->revoked_ ? channel->check_certificate(store) : channel->check_key(X509_STORE_CTX_get0_cert(store));
+  if (is_right) {
     return 1;
   }
+  // The same for all reasons, so that a stranger does not learn it.
   X509_STORE_CTX_set_error(store, X509_V_ERR_CERT_REJECTED);
   return 0;
 }
@@ -224,6 +267,24 @@ bool TlsChannel::check_key(X509* certificate) {
     peer_key_ = key;
   }
   return !is_wrong_key_;
+}
+
+// The side that listens finds out whether the subject is a worker of the group when it has read the greeting.
+bool TlsChannel::check_certificate(X509_STORE_CTX* store) {
+  Subject subject;
+  refusal_ = Certificates::verify(crypto_, store, subject);
+  if (refusal_.empty() && revoked_->covers(subject)) {
+    refusal_ = "the certificate of " + subject.text() + " is revoked";
+  }
+  if (refusal_.empty() && connects_ && subject.key != peer_key_) {
+    refusal_ = "the process there has the certificate of " + subject.text() + ", which is another worker's";
+  }
+  if (!refusal_.empty()) {
+    return false;
+  }
+  peer_key_ = subject.key;
+  peer_ = std::move(subject);
+  return true;
 }
 
 // OpenSSL calls this with the secrets of a connection, in the form of key log files: a label, the client's random
@@ -282,6 +343,12 @@ TlsChannel::Handshake TlsChannel::shake_hands() {
   const unsigned long error = ERR_peek_error();
   if (first_bytes_.compare(0, kPlain.size(), kPlain) == 0) {
     return fail(kOneEncrypts);
+  }
+  if (!refusal_.empty()) {
+    return fail(refusal_);
+  }
+  if (revoked_ && ERR_GET_REASON(error) == SSL_R_SSLV3_ALERT_BAD_CERTIFICATE) {
+    return fail(kNotAccepted);
   }
   if (is_wrong_key_ || ERR_GET_REASON(error) == SSL_R_SSLV3_ALERT_BAD_CERTIFICATE) {
     return fail(kOtherKey);

@@ -1,7 +1,11 @@
-// Connections with TLS 1.3, in which both sides prove which session key is theirs.
+// Connections with TLS 1.3, in which both sides prove which session key is theirs, or who they are.
 //
-// Each worker signs a certificate for its own session key. A certificate says nothing except the key: which worker has
-// it is known from the worker's publication. So no certificate is checked against an authority, a name or a date.
+// Without an authority, each worker signs a certificate for its own session key. Such a certificate says nothing except
+// the key: which worker has it is known from the worker's publication. So it is not checked against an authority, a
+// name or a date.
+//
+// With an authority, OpenSSL verifies the certificates; see certificates.h. A worker is then known by its identity,
+// which stands in place of the session key.
 //
 // OpenSSL does the handshake. The records after it are sealed and opened here; see records.h.
 #pragma once
@@ -11,11 +15,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "certificates.h"
 #include "channel.h"
 #include "crypto.h"
 #include "records.h"
@@ -34,6 +40,14 @@ class TlsContext {
   TlsContext(const Crypto& crypto, const std::string& public_key, std::string_view secret_key,
              uint64_t bytes_per_key = kBytesPerKey);
 
+  // The same with a certificate of an authority.
+  TlsContext(const Crypto& crypto, const Certificates& certificates, uint64_t bytes_per_key = kBytesPerKey);
+
+  // Uses other certificates from now on. Any thread may call it.
+  void renew(const Certificates& certificates);
+
+  Revoked& revoked() const { return *revoked_; }
+
   // Makes the channel of the side that connects. `peer_key`: the key that the peer must have.
   std::unique_ptr<TlsChannel> connecting(std::unique_ptr<Fd> fd, const std::string& peer_key) const;
 
@@ -45,16 +59,25 @@ class TlsContext {
     void operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
   };
 
+  using Context = std::unique_ptr<SSL_CTX, FreeContext>;
+
+  static Context make(const Crypto& crypto);
+  static Context make(const Crypto& crypto, const Certificates& certificates);
+  std::unique_ptr<TlsChannel> channel(std::unique_ptr<Fd> fd, bool connects, const std::string& peer_key) const;
+
   const Crypto& crypto_;
   const uint64_t bytes_per_key_;
-  std::unique_ptr<SSL_CTX, FreeContext> context_;
+  const std::shared_ptr<Revoked> revoked_;  // null without an authority
+  mutable std::mutex mutex_;
+  Context context_;
 };
 
 class TlsChannel final : public Channel {
  public:
   // `context`: must be that of a TlsContext. `peer_key`: empty to accept any key.
+  // `revoked`: null if certificates are not those of an authority.
   TlsChannel(const Crypto& crypto, SSL_CTX* context, std::unique_ptr<Fd> fd, bool connects, std::string peer_key,
-             uint64_t bytes_per_key);
+             uint64_t bytes_per_key, std::shared_ptr<const Revoked> revoked);
   ~TlsChannel() override;
 
   enum class Handshake { kDone, kNeedsData, kNeedsRoom, kFailed };
@@ -67,6 +90,9 @@ class TlsChannel final : public Channel {
 
   // The key that the peer has proved; known at the end of the handshake.
   const std::string& peer_key() const { return peer_key_; }
+
+  // Whose certificate the peer has shown; empty without an authority. Known at the end of the handshake.
+  const Subject& peer() const { return peer_; }
 
   using Channel::read;
   // For these the handshake must have ended. errno is EBADMSG if the data were changed on their way.
@@ -84,6 +110,7 @@ class TlsChannel final : public Channel {
   static int verify(X509_STORE_CTX* store, void* unused);
   static void keep_secret(const SSL* ssl, const char* line);
   bool check_key(X509* certificate);
+  bool check_certificate(X509_STORE_CTX* store);
   Handshake fail(const std::string& why);
   bool begin_records();
 
@@ -101,7 +128,9 @@ class TlsChannel final : public Channel {
   const Crypto& crypto_;
   const uint64_t bytes_per_key_;
   const bool connects_;
+  const std::shared_ptr<const Revoked> revoked_;
   std::string peer_key_;
+  Subject peer_;
 
   // Only during the handshake.
   std::unique_ptr<SSL, FreeSsl> ssl_;
@@ -109,6 +138,7 @@ class TlsChannel final : public Channel {
   std::string first_bytes_;  // that have arrived
   std::string failure_;
   bool is_wrong_key_ = false;
+  std::string refusal_;  // why the peer's certificate is not accepted
 
   // Only of the thread that reads.
   std::optional<RecordKey> opener_;

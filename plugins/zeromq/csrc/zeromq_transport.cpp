@@ -45,13 +45,28 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
       : settings(std::move(with)),
         counters(std::move(counts)),
         callback_thread("rpc-zmq-calls", std::move(on_unknown_key), std::move(on_refused)),
-        tls(settings->encrypts()
-                ? std::make_unique<TlsContext>(Crypto::get(settings->fips), settings->public_key, settings->secret_key)
-                : nullptr),
+        tls(make_context(*settings)),
         services{*settings, inbox, event_loop, writer, releaser, *counters, tls.get()},
         peers(services),
         listener(
             std::make_shared<Listener>(Acceptor::Services{services, callback_thread, directory, proofs}, arrival())) {}
+
+  static std::unique_ptr<TlsContext> make_context(const Settings& settings) {
+    if (!settings.encrypts()) {
+      return nullptr;
+    }
+    const Crypto& crypto = Crypto::get(settings.fips);
+    return settings.certificates ? std::make_unique<TlsContext>(crypto, *settings.certificates)
+                                 : std::make_unique<TlsContext>(crypto, settings.public_key, settings.secret_key);
+  }
+
+  void revoke(const std::vector<std::string>& names) {
+    tls->revoked().set(names);
+    event_loop.post([this] {
+      peers.end_revoked(tls->revoked());
+      listener->end_revoked(tls->revoked());
+    });
+  }
 
   std::function<void(int)> arrival() {
     return [this](int peer) { event_loop.post([this, peer] { peers.hint(peer); }); };
@@ -113,7 +128,7 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
   EventLoop writer{"rpc-zmq-writer"};
   CallbackThread callback_thread;
   Releaser releaser{"rpc-zmq-release", kReleasedAtOnce};  // after everything that releases messages
-  const std::unique_ptr<const TlsContext> tls;
+  const std::unique_ptr<TlsContext> tls;
   const Stream::Services services;
   Peers peers;
   const std::shared_ptr<Listener> listener;
@@ -188,6 +203,25 @@ void ZeroMQTransport::learn_endpoint(int peer, const std::string& endpoint, cons
   impl().proofs.learn(peer, credentials.their_greeting);
   impl().listener->learn(peer, credentials.our_answer);
   impl().peers.learn(peer, checked_endpoint, credentials);
+}
+
+void ZeroMQTransport::renew(const Certificates& certificates) {
+  const Use use(*this);
+  if (!settings_->certificates || certificates.subject().identity != settings_->certificates->subject().identity) {
+    throw TransportError(settings_->certificates
+                             ? "the certificate is that of " + certificates.subject().identity +
+                                   ", and this worker is " + settings_->certificates->subject().identity
+                             : "this worker has started without a certificate");
+  }
+  impl().tls->renew(certificates);
+}
+
+void ZeroMQTransport::revoke(const std::vector<std::string>& names) {
+  const Use use(*this);
+  if (!settings_->certificates) {
+    throw TransportError("this worker has started without a certificate");
+  }
+  impl().revoke(names);
 }
 
 Metrics ZeroMQTransport::metrics() const {

@@ -36,6 +36,11 @@ class ZeroMQTransport : public GatedTransport {
   void start(int self);
   void learn_endpoint(int peer, const std::string& endpoint, const Credentials& credentials);
 
+  // Shows other certificates on new connections. Throws TransportError if they are not of the same identity.
+  void renew(const Certificates& certificates);
+  // Sets the identities and numbers of certificates that are revoked. Open connections with such certificates end.
+  void revoke(const std::vector<std::string>& names);
+
   // For callers that do not call bind() and start() themselves: starts, and returns "ENDPOINT KEY" of the first
   // endpoint that was bound, or "" if there is none.
   Text listen(int self, std::string_view name) override;

@@ -1,4 +1,4 @@
-"""`rpc-backends secret` makes a secret that only its owner can read."""
+"""`rpc-backends secret` makes a secret that only its owner can read, or certificates for workers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from rpc_backend_zeromq._native import Certificates
 from rpc_backends_agents.engine import secret
 from rpc_backends_agents.engine.secret_command import command
 
@@ -112,3 +114,94 @@ print(sorted({"torch", "rpc_backend_zeromq._native"} & set(sys.modules)))
     assert done.returncode == 0, done.stderr
     assert "secret" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# --- certificates ------------------------------------------------------------------------------------
+
+
+def certificates(folder: Path, name: str) -> Certificates:
+    parts = [
+        (folder / file).read_bytes() for file in (f"{name}.pem", f"{name}.key", "authority.pem")
+    ]
+    return Certificates(*parts)
+
+
+def test_worker_makes_an_authority_and_certificates_for_names(tmp_path: Path) -> None:
+    folder = tmp_path / "certificates"
+    done = run("--worker", "trainer0", "--worker", "trainer1", "--out", str(folder))
+
+    assert done.exit_code == 0, done.output
+    one, two = (certificates(folder, name) for name in ("trainer0", "trainer1"))
+    identity, serial, key = two.check(one.chain, one.sign(b"data"), b"data")
+    assert (identity, serial, key) == ("trainer0", one.serial, one.key)
+    year = 365 * 24 * 3600
+    assert abs(one.expires - time.time() - year) < 3600
+    assert f"RPC_BACKENDS_ZEROMQ_CERTIFICATE='{folder}/{{name}}.pem'" in done.stdout
+    assert "Keep authority.key to yourself" in done.stdout
+
+
+def test_only_the_owner_can_read_the_keys(tmp_path: Path) -> None:
+    folder = tmp_path / "certificates"
+    before = os.umask(0)
+    try:
+        run("--worker", "a", "--out", str(folder))
+    finally:
+        os.umask(before)
+
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert modes == {"a.pem": 0o644, "a.key": 0o600, "authority.pem": 0o644, "authority.key": 0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_second_run_adds_workers_and_renews_certificates(tmp_path: Path) -> None:
+    run("--worker", "a", "--out", str(tmp_path))
+    before = certificates(tmp_path, "a")
+    done = run("--worker", "a", "--worker", "b", "--days", "7", "--out", str(tmp_path))
+
+    assert done.exit_code == 0, done.output
+    assert "authority" not in done.stdout.splitlines()[0]
+    after = certificates(tmp_path, "a")
+    assert before.serial != after.serial
+    assert after.expires < before.expires
+    assert before.check(after.chain, after.sign(b""), b"")[0] == "a"
+
+
+def test_json_names_the_variables_of_certificates(tmp_path: Path) -> None:
+    shown = json.loads(run("--json", "--worker", "a", "--out", str(tmp_path)).stdout)
+
+    assert shown["workers"] == ["a"]
+    assert shown["variables"]["RPC_BACKENDS_ZEROMQ_CERTIFICATE_AUTHORITY"] == str(
+        tmp_path / "authority.pem"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "../a", "a b", "authority", "ä", "a" * 129])
+def test_names_that_no_worker_can_have_are_refused(tmp_path: Path, name: str) -> None:
+    done = run("--worker", name, "--out", str(tmp_path))
+
+    assert done.exit_code != 0
+    assert "is no name for a worker" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_worker_needs_a_folder() -> None:
+    assert "--worker needs --out DIR" in run("--worker", "a").output
+
+
+@pytest.mark.parametrize("damage", ["missing", "other", "invalid"])
+def test_an_authority_that_cannot_be_used_is_an_error(tmp_path: Path, damage: str) -> None:
+    run("--worker", "a", "--out", str(tmp_path))
+    authority = tmp_path / "authority.pem"
+    if damage == "missing":
+        authority.unlink()
+    elif damage == "invalid":
+        authority.write_text("nothing")
+    else:
+        run("--worker", "a", "--out", str(tmp_path / "other"))
+        (tmp_path / "other/authority.pem").replace(authority)
+
+    done = run("--worker", "b", "--out", str(tmp_path))
+
+    assert "authority" in done.output
+    assert "Choose another folder" in done.output
+    assert not (tmp_path / "b.pem").exists()

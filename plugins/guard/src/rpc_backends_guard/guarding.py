@@ -34,6 +34,12 @@ def start(agent: Any, backend: str, policy: Policy) -> Any:
             "rpc-backends-agents (ZEROMQ, UCX) let the guard do. Use such a backend, or set "
             "`allow_partial = true` in the policy to guard Python's functions and types alone."
         )
+    if (policy.identities or policy.revoked) and not _proves_names(inner):
+        raise RefusedError(
+            f"{policy.source} has [identities] or `revoked`, and worker {worker!r} and its peers do not "
+            f"prove who they are: {backend or 'this backend'} has no certificates. Start ZEROMQ with "
+            "certificates (RPC_BACKENDS_ZEROMQ_CERTIFICATE), or remove both from the policy."
+        )
     audit = Audit(policy.audit, worker)
     try:
         decisions = Decisions(policy, worker, audit, is_partial=inner is None)
@@ -92,6 +98,11 @@ def learn(agent: Any, folder: str) -> Any:
 def stop() -> None:
     """Unpickle as torch does, in groups that start from now on."""
     torch_internals.set_unpickler(None)
+
+
+def _proves_names(agent: Any) -> bool:
+    """Return whether the names of this agent's peers are those that their certificates prove."""
+    return getattr(getattr(agent, "transport", None), "signer", None) is not None
 
 
 def _native(agent: Any) -> Any:

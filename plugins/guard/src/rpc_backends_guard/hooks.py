@@ -25,6 +25,26 @@ in_use: Policy | None = None
 
 
 @hookimpl(wrapper=True)
+def rpc_backends_init_backend() -> Generator[None, Any, Any]:
+    """Tell the backend which identities may have which names, before workers prove them."""
+    file = os.environ.get(POLICY, "")
+    if file or in_use is not None:
+        from rpc_backends_guard import identities, policy
+
+        try:
+            rules = policy.read(file) if file else in_use
+        except policy.PolicyError as error:
+            raise RefusedError(str(error)) from None
+        assert rules is not None
+        identities.use(rules, file)
+    elif f"{__package__}.identities" in sys.modules:  # an earlier group had a policy
+        from rpc_backends_guard import identities
+
+        identities.forget()
+    return (yield)
+
+
+@hookimpl(wrapper=True)
 def rpc_backends_agent(backend: str | None) -> Generator[None, Any, Any]:
     """Guard the agent that is being installed."""
     agent = yield

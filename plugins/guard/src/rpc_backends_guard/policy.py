@@ -27,11 +27,16 @@ _TOP = (
     "max_bytes",
     "types",
     "roles",
+    "identities",
+    "revoked",
     "rule",
 )
 _MODES = ("enforce", "warn")
 _PATTERN = re.compile(r"[A-Za-z0-9_:*-]+")
 _ROLE = re.compile(r"@[A-Za-z0-9_-]+")
+#: Identities in certificates (DNS names and URIs), names of workers, and numbers of certificates.
+_IDENTITY = re.compile(r"[A-Za-z0-9_:/.%~*-]+")
+_REVOKED = re.compile(r"[A-Za-z0-9_:/.%~-]+")
 #: MODULE:QUALNAME, as in entry points.
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
@@ -87,6 +92,9 @@ class Policy:
     :ivar types: classes of which arguments and results may consist, and functions that rebuild such
         objects. A pickle may call each of them with any arguments.
     :ivar enforces: False to log what is not listed, and to let it through.
+    :ivar identities: pairs of a pattern of identities in certificates, and patterns of names. A worker
+        has a name only if its certificate matches each entry for this name.
+    :ivar revoked: identities, names of workers, and serial numbers of certificates (hexadecimal).
     :ivar audit: the file to which refusals are written as JSON lines; None for none.
     :ivar allow_partial: whether to start on a backend on which only Python is guarded.
     :ivar max_depth: of values inside values of a message.
@@ -96,6 +104,8 @@ class Policy:
 
     rules: tuple[Rule, ...]
     types: tuple[str, ...] = ()
+    identities: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    revoked: tuple[str, ...] = ()
     enforces: bool = True
     audit: Path | None = None
     allow_partial: bool = False
@@ -178,6 +188,8 @@ class _Reader:
             for number, table in enumerate(self._value(parsed, "rule", list, []), 1)
         )
         types = self._names(parsed, "types", _NAME, "'package.module:Class'", "the policy")
+        identities = self._identities(self._value(parsed, "identities", dict, {}), roles)
+        revoked = self._names(parsed, "revoked", _REVOKED, "'trainer0' or '0a:1b'", "the policy")
         limits = {name: self._positive(parsed, name) for name in ("max_depth", "max_bytes")}
         partial = self._value(parsed, "allow_partial", bool, False)
         if self._problems:
@@ -185,6 +197,8 @@ class _Reader:
         return Policy(
             rules=rules,
             types=types,
+            identities=identities,
+            revoked=revoked,
             enforces=mode == "enforce",
             audit=self._file.absolute().parent / audit,
             allow_partial=partial,
@@ -207,16 +221,42 @@ class _Reader:
             self._problem(
                 "peers", f"is missing or empty in {where}; list the workers that it is for"
             )
-        peers: list[str] = []
-        for peer in lists["peers"]:
-            if not peer.startswith("@"):
-                peers.append(peer)
-            elif peer[1:] in roles:
-                peers += roles[peer[1:]]
+        return Rule(**{**lists, "peers": self._without_roles(lists["peers"], roles, where)})
+
+    def _without_roles(
+        self, entries: Iterable[str], roles: Mapping[str, tuple[str, ...]], where: str
+    ) -> tuple[str, ...]:
+        """Return patterns of names, with those of a role in its place."""
+        names: list[str] = []
+        for entry in entries:
+            if not entry.startswith("@"):
+                names.append(entry)
+            elif entry[1:] in roles:
+                names += roles[entry[1:]]
             else:
                 known = ", ".join(roles) or "none"
-                self._problem(peer, f"in {where} is no role of [roles]; there are: {known}")
-        return Rule(**{**lists, "peers": tuple(peers)})
+                self._problem(entry, f"in {where} is no role of [roles]; there are: {known}")
+        return tuple(names)
+
+    def _identities(
+        self, table: dict[str, Any], roles: Mapping[str, tuple[str, ...]]
+    ) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        for identity in table:
+            if not _IDENTITY.fullmatch(identity):
+                example = "'spiffe://example.org/trainer' or 'trainer0.example.org'"
+                self._problem(identity, f"in [identities] is no identity; one is {example}")
+        pattern, example = ENTRIES["peers"]
+        return tuple(
+            (
+                identity,
+                self._without_roles(
+                    self._names(table, identity, pattern, example, "[identities]"),
+                    roles,
+                    "[identities]",
+                ),
+            )
+            for identity in table
+        )
 
     def _roles(self, table: dict[str, Any]) -> dict[str, tuple[str, ...]]:
         return {name: self._names(table, name, _PATTERN, "'trainer*'", "[roles]") for name in table}

@@ -7,6 +7,47 @@ from typing_extensions import Buffer
 class TransportError(RuntimeError):
     """The transport cannot do what was asked; the text tells the user why."""
 
+class Certificates:
+    """The certificate of a worker, its key, and the authorities that it trusts.
+
+    :param chain: the certificate in PEM, followed by those between it and an authority.
+    :param secret_key: the private key in PEM, without a password.
+    :param authorities: the certificates of the authorities in PEM.
+    :raises TransportError: a part is invalid, or the parts do not belong together.
+    """
+
+    def __init__(
+        self, chain: bytes, secret_key: bytes, authorities: bytes, fips: bool = False
+    ) -> None: ...
+    @property
+    def identity(self) -> str:
+        """The URI of the certificate, or else its first DNS name."""
+
+    @property
+    def serial(self) -> str:
+        """The number of the certificate, in hexadecimal digits."""
+
+    @property
+    def key(self) -> bytes:
+        """What stands for the identity in records and connections (40 characters of Z85)."""
+
+    @property
+    def expires(self) -> int:
+        """When the certificate expires, in seconds since 1970."""
+
+    @property
+    def chain(self) -> bytes:
+        """The certificate and those behind it, in DER."""
+
+    def sign(self, data: bytes) -> bytes:
+        """Return a signature with the private key."""
+
+    def check(self, chain: bytes, signature: bytes, data: bytes) -> tuple[str, str, bytes]:
+        """Check a certificate and a signature; return identity, serial number and key of the signer.
+
+        :raises TransportError: one is not valid; the text is the reason.
+        """
+
 class Transport:
     """Connections to and from the workers of a group.
 
@@ -30,6 +71,8 @@ class Transport:
         16, in addition to the first one, which carries these too if there are none. Over a Unix socket
         there is one at most.
     :param long_link: the round trip time in seconds below which a peer gets one such connection at most.
+    :param certificates: the certificate of this worker, in place of keys. Then the certificates of peers
+        are verified, Unix sockets are encrypted, and connections over TCP need proofs too.
     :param on_unknown_key: called when a process connects with an unknown public key (Z85) or Unix socket
         proof. Its arguments are the key or proof and the seconds since the process connected. It returns
         the id of the worker with that key, or None to refuse. An exception is written to stderr, and the
@@ -55,6 +98,7 @@ class Transport:
         wants_proofs: bool = False,
         bulk_connections: int,
         long_link: float = 0.0,
+        certificates: Certificates | None = None,
         on_unknown_key: Callable[[bytes, float], int | None] | None = None,
         on_refused: Callable[[str], object] | None = None,
     ) -> None: ...
@@ -91,6 +135,18 @@ class Transport:
 
     def reject(self, peer: int, reason: str) -> None:
         """End the connections with a peer that has sent an invalid message."""
+
+    def renew(self, certificates: Certificates) -> None:
+        """Show other certificates on new connections.
+
+        :raises TransportError: they have another identity, or the transport has no certificates.
+        """
+
+    def revoke(self, names: list[str]) -> None:
+        """Set the identities and serial numbers that are revoked, and end open connections with them.
+
+        :raises TransportError: the transport has no certificates.
+        """
 
     def send(self, peer: int, parts: Iterable[Buffer], reply: bool) -> None:
         """Send a message; for tests. The buffers must not change until the message is sent.

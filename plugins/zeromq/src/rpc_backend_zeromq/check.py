@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rpc_backend_zeromq import addresses, identity, policy, settings, unix_sockets
+from rpc_backend_zeromq.certificates import Files, Identity, date
 from rpc_backend_zeromq.options import BACKEND, ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import Settings
 from rpc_backends_agents.engine import variables
 from rpc_backends_agents.engine.errors import AddressError, ExposureError
 from rpc_backends_cli import Finding, Section
-from rpc_backends_core.spi import RpcBackendsError
+from rpc_backends_core.spi import RpcBackendsError, SettingError
 
 _INIT_METHOD = "env://"
 
@@ -75,6 +76,8 @@ def _variables(environ: Mapping[str, str]) -> list[Finding]:
 
 def _secret(here: Settings) -> Finding:
     secret = here.policy.secret
+    if here.policy.certificates is not None:
+        return _certificate(here.policy.certificates, fips=here.fips)
     if secret is not None:
         data: dict[str, object] = {"source": secret.source, "fingerprint": secret.fingerprint}
         text = f"from {secret.source}, fingerprint {secret.fingerprint}"
@@ -87,11 +90,29 @@ def _secret(here: Settings) -> Finding:
     return Finding("note", "secret", text, nowhere)
 
 
+def _certificate(files: Files, *, fips: bool) -> Finding:
+    if "{name}" in files.certificate + files.key:
+        text = f"{files.certificate} of each worker; look at one with its name in place of {{name}}"
+        return Finding("ok", "certificate", text, {"certificate": files.certificate})
+    try:
+        identity = Identity(files, fips=fips)
+    except SettingError as error:
+        return Finding("problem", "certificate", f"a worker would refuse to start: {error}")
+    mine = identity.certificates
+    data: dict[str, object] = {
+        "identity": mine.identity,
+        "serial": mine.serial,
+        "expires": mine.expires,
+    }
+    text = f"{mine.identity}, number {mine.serial}, from {files.certificate}, until {date(mine.expires)}"
+    return Finding("ok", "certificate", text, data)
+
+
 def _encryption(here: Settings) -> Finding:
     if here.policy.encryption:
         text = (
             "on"
-            if here.unix_sockets is False
+            if here.unix_sockets is False or here.policy.certificates is not None
             else "on for TCP; Unix sockets are private to this user and not encrypted"
         )
         return Finding("ok", "encryption", text, {"on": True})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rpc_backend_zeromq.certificates import Files
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backends_agents.engine.secret import Secret
 
@@ -26,18 +27,20 @@ class Policy:
     """What a worker requires of processes that connect to it.
 
     :ivar secret: the secret that they must have; None to require none.
+    :ivar certificates: the files of this worker's certificate; None if workers have none.
     :ivar encryption: whether connections are encrypted and authenticated.
     :ivar trusted_network: whether the user has declared that only workers can reach the network.
     """
 
     secret: Secret | None = None
+    certificates: Files | None = None
     encryption: bool = True
     trusted_network: bool = False
 
     @property
     def lack(self) -> str | None:
         """Why the worker must stay on the loopback interface, in words; None if it need not."""
-        if self.trusted_network:
+        if self.trusted_network or self.certificates is not None:
             return None
         if self.secret is None:
             return "without a secret"

@@ -10,6 +10,7 @@ from typing import Any
 from rpc_backend_zeromq import addresses, descriptors, endpoints, identity, unix_sockets
 from rpc_backend_zeromq._native import Transport
 from rpc_backend_zeromq.addresses import Place
+from rpc_backend_zeromq.certificates import Identity, Watch
 from rpc_backend_zeromq.endpoints import Surroundings
 from rpc_backend_zeromq.options import BACKEND, ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.publication import Publication, UnixSocket, printable
@@ -46,12 +47,17 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
         self._folder: SocketFolder | None = None
         self._not_at_exit: Callable[[], None] = lambda: None
         self._scopes: tuple[str, ...] = ()
-        self._public_key: bytes | None
-        self._public_key, secret_key = (
-            identity.session_keys(fips=self._settings.fips)
-            if self._settings.policy.encryption
-            else (None, None)
-        )
+        self._identity: Identity | None = None
+        self._watch: Watch | None = None
+        self._public_key: bytes | None = None
+        secret_key: bytes | None = None
+        policy = self._settings.policy
+        if policy.certificates is not None:
+            self._identity = Identity(
+                policy.certificates.of(self._group.name), fips=self._settings.fips
+            )
+        elif policy.encryption:
+            self._public_key, secret_key = identity.session_keys(fips=self._settings.fips)
         return Transport(
             public_key=self._public_key,
             secret_key=secret_key,
@@ -59,6 +65,7 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
             handshake_timeout=HANDSHAKE_TIMEOUT,
             wants_proofs=True,
             long_link=LONG_LINK,
+            certificates=None if self._identity is None else self._identity.certificates,
             on_unknown_key=self._admission_control.whose,
             on_refused=self._admission_control.refused,
             **self._options.native(),
@@ -69,12 +76,26 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
         """The secret that peers must have; None to require none."""
         return self._settings.policy.secret
 
+    @property
+    def signer(self) -> Identity | None:
+        """The certificate of this worker; None if workers have none."""
+        return self._identity
+
+    def identity_of(self, name: str) -> str | None:
+        """Return the identity that the worker with this name has proved; None if it has proved none."""
+        subject = None if self._identity is None else self._identity.proven.get(name)
+        return None if subject is None else subject.identity
+
     def start(self, worker_id: int, name: str) -> Publication:
         """Listen on TCP and on a Unix socket, and return the record with both.
 
         :raises AddressError: there is no address to listen on.
         :raises ExposureError: other hosts could reach the address, and there is no protection.
         """
+        key = self._public_key
+        if self._identity is not None:
+            self._identity.check_own_name(name)
+            key = self._identity.certificates.key
         descriptors.warn_if_few(name, len(self._group.members))
         places = addresses.choose(self._settings.wanted, self._meeting, self._settings.policy)
         token = self.token()
@@ -82,12 +103,14 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
         tcp = tuple(self._bind(place) for place in places)
         unix = self._bind_unix()
         self._native.start(worker_id)
+        if self._identity is not None:
+            self._watch = Watch(self._identity, name, self._native.renew, self._native.revoke)
         self._scopes = tuple(place.scope for place in places if place.scope is not None)
         return Publication(
             **self.about(token, worker_id, name),
             tcp=tcp,
             unix=unix,
-            public_key=None if self._public_key is None else self._public_key.decode("ascii"),
+            public_key=None if key is None else key.decode("ascii"),
             place=printable(places[0].why),
         )
 
@@ -100,6 +123,16 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
         endpoint = endpoints.choose(theirs, me)
         logger.debug("worker %r reaches worker %r at %s", mine.name, theirs.name, endpoint)
         key = None if theirs.public_key is None else theirs.public_key.encode("ascii")
+        if self._identity is not None:
+            # Several workers may have one identity, so the proof says which worker connects.
+            if key != self._identity.proven[theirs.name].key:
+                raise PublicationError(
+                    f"the address of worker {theirs.name!r} in the store is invalid: its key is not that "
+                    "of its certificate."
+                )
+            proofs = identity.unix_proofs(mine, theirs, None)
+            self._native.learn(peer, endpoint, key, proofs, theirs.max_message_bytes)
+            return (proofs[1],)
         if key is not None and key == self._public_key:
             raise PublicationError(f"worker {theirs.name!r} has the key of worker {mine.name!r}.")
         other = None if key is None else self._admission_control.owner(key)
@@ -116,6 +149,9 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
 
     def close(self, linger: float) -> None:
         """Close all connections and remove the Unix socket. A second call does nothing."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
         try:
             super().close(linger)
         finally:
@@ -132,14 +168,19 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
 
     @property
     def encryption(self) -> str:
-        """How messages over TCP are encrypted: ``TLS 1.3``, ``TLS 1.3 with FIPS`` or ``none``."""
+        """How messages over TCP are encrypted: ``none``, or ``TLS 1.3`` and what is added to it."""
         if not self._settings.policy.encryption:
             return "none"
-        return "TLS 1.3 with FIPS" if self._settings.fips else "TLS 1.3"
+        how = "TLS 1.3 with FIPS" if self._settings.fips else "TLS 1.3"
+        return how if self._identity is None else f"{how} and certificates"
 
     def metrics(self) -> dict[str, str]:
         """Return the transport's metrics, as text."""
         metrics = {**super().metrics(), "zeromq.encryption": self.encryption}
+        if self._identity is not None:
+            mine = self._identity.certificates
+            metrics["zeromq.identity"] = mine.identity
+            metrics["zeromq.certificate_expires"] = str(mine.expires)
         if self._mine is not None:
             metrics["zeromq.listens_on"] = " ".join(self._mine.tcp)
             metrics["zeromq.unix_socket"] = self._mine.unix.path if self._mine.unix else ""

@@ -74,6 +74,11 @@ class GuardedTransport(ABC, Generic[Options, Record]):
     def secret(self) -> Secret | None:
         """The secret that peers must have; None to require none."""
 
+    @property
+    def signer(self) -> sealed.Signer | None:
+        """The certificate with which this worker proves who it is, if it and its peers have some."""
+        return None
+
     @abstractmethod
     def start(self, worker_id: int, name: str) -> Record:
         """Start to listen, and return the record to publish, with :meth:`about`."""
@@ -118,7 +123,7 @@ class GuardedTransport(ABC, Generic[Options, Record]):
             if isinstance(error, AddressError):
                 raise type(error)(f"worker {name!r} cannot start: {error}") from error.__cause__
             raise
-        return self._mine.seal(self.secret)
+        return self._mine.seal(self.secret, self.signer)
 
     def learn(self, peer: int, name: str, address: str, rank: int | None = None) -> None:
         """Add a peer. Call :meth:`listen` first.
@@ -139,6 +144,7 @@ class GuardedTransport(ABC, Generic[Options, Record]):
                 worker_id=peer,
                 name=name,
                 rank=self._ranks.get(peer) if rank is None else rank,
+                signer=self.signer,
             )
             keys = self.admit(peer, mine, theirs)
         except BaseException:

@@ -68,9 +68,9 @@ class Publication:
         canonical.check_form(record, text)
         return record
 
-    def seal(self, secret: Secret | None) -> str:
-        """Return the text to write to the store. Without a secret it has no proof."""
-        return sealed.seal(self.FORM, canonical.dump(self), secret)
+    def seal(self, secret: Secret | None, signer: sealed.Signer | None = None) -> str:
+        """Return the text to write to the store. Without a secret and a signer it has no proof."""
+        return sealed.seal(self.FORM, canonical.dump(self), secret, signer)
 
     @classmethod
     def open(
@@ -83,6 +83,7 @@ class Publication:
         worker_id: int,
         name: str,
         rank: int | None,
+        signer: sealed.Signer | None = None,
     ) -> Self:
         """Check and return a record that a worker has written to the store.
 
@@ -92,9 +93,12 @@ class Publication:
         :param worker_id: the expected worker's id.
         :param name: the expected worker's name.
         :param rank: the expected worker's rank; None if unknown.
+        :param signer: this worker's certificate; None if it has none.
         :raises PublicationError: the record cannot be trusted; the text says why and what to do.
         """
-        payload = sealed.unseal(cls.FORM, text, secret, name=name, rank=rank, reader=reader)
+        payload = sealed.unseal(
+            cls.FORM, text, secret, name=name, rank=rank, reader=reader, signer=signer
+        )
         try:
             record = cls.load(payload)
         except MalformedError as error:

@@ -1,4 +1,6 @@
-"""Records that workers write to the store, with a proof (an HMAC) that a holder of the secret wrote them.
+"""Records that workers write to the store, with a proof of who wrote them.
+
+The proof is an HMAC that holders of the secret can make, or the signature of a worker with a certificate.
 
 Anyone who can reach the store can write to it, so a record counts only if its proof is valid. The proof
 covers the worker and the group, so a record of another worker or group cannot be replayed.
@@ -6,6 +8,8 @@ covers the worker and the group, so a record of another worker or group cannot b
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import secrets
@@ -16,10 +20,15 @@ from rpc_backends_agents.engine import canonical
 from rpc_backends_agents.engine.errors import PublicationError
 from rpc_backends_agents.engine.secret import Secret, file_variable
 
-_SEALED, _OPEN = "sealed", "open"
+_SEALED, _OPEN, _SIGNED = "sealed", "open", "signed"
 _PURPOSE = "publication"
 #: Most characters before the JSON: the format, the fingerprint and the proof.
 _HEADER_LIMIT = 256
+#: The same with certificates and a signature, in base 64.
+_SIGNED_LIMIT = 24576
+_FOREIGN_CERTIFICATE = (
+    "Give this worker a certificate for its name, or find out who has started it."
+)
 _FOREIGN = "A process outside this group wrote it: use a store that no other program writes to."
 
 
@@ -45,6 +54,27 @@ class Published(Protocol):
     @property
     def session(self) -> str:
         """32 hexadecimal digits, unique to the session."""
+
+
+class Signer(Protocol):
+    """The certificate of a worker, which proves who it is in place of a secret."""
+
+    @property
+    def source(self) -> str:
+        """Where the certificate comes from, for messages."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do if only some workers have certificates."""
+
+    def sign(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return this worker's certificates, and its signature."""
+
+    def check(self, name: str, certificates: bytes, signature: bytes, data: bytes) -> None:
+        """Check that the worker with this name has signed.
+
+        :raises PublicationError: it has not, or its certificate is not accepted; the text is the reason.
+        """
 
 
 @dataclass(frozen=True)
@@ -81,8 +111,12 @@ def new_session() -> str:
     return secrets.token_hex(16)
 
 
-def seal(form: Form, payload: str, secret: Secret | None) -> str:
-    """Return the text to write to the store. Without a secret it has no proof."""
+def seal(form: Form, payload: str, secret: Secret | None, signer: Signer | None = None) -> str:
+    """Return the text to write to the store. Without a secret and a signer it has no proof."""
+    if signer is not None:
+        parts = signer.sign(_signed(form, payload))
+        encoded = " ".join(base64.b64encode(part).decode() for part in parts)
+        return f"{form.word} {_SIGNED} {encoded} {payload}"
     if secret is None:
         return f"{form.word} {_OPEN} {payload}"
     proof = _proof(form, payload, secret)
@@ -90,7 +124,14 @@ def seal(form: Form, payload: str, secret: Secret | None) -> str:
 
 
 def unseal(
-    form: Form, text: str, secret: Secret | None, *, name: str, rank: int | None, reader: str
+    form: Form,
+    text: str,
+    secret: Secret | None,
+    *,
+    name: str,
+    rank: int | None,
+    reader: str,
+    signer: Signer | None = None,
 ) -> str:
     """Check the proof of a record, and return its JSON. Nothing is parsed before the check.
 
@@ -98,9 +139,24 @@ def unseal(
     :param name: the expected worker's name.
     :param rank: the expected worker's rank; None if unknown.
     :param reader: this worker's name, for messages.
+    :param signer: this worker's certificate; None if it has none.
     :raises PublicationError: the record cannot be trusted; the text says why and what to do.
     """
-    return _believed(form, text, secret, described(name, rank), f"worker {reader!r}")
+    who, us = described(name, rank), f"worker {reader!r}"
+    kind, rest = _kind(form, text, who)
+    if kind == _SIGNED and signer is not None:
+        return _checked_signature(form, rest, signer, name, who)
+    if kind == _SIGNED:
+        ours = "none" if secret is None else f"a secret instead (from {secret.source})"
+        raise PublicationError(
+            f"{who} has a certificate, and {us} has {ours}. Give all workers certificates, or none."
+        )
+    if signer is not None:
+        theirs = "a secret instead" if kind == _SEALED else "none"
+        raise PublicationError(
+            f"{us} has a certificate ({signer.source}), and {who} has {theirs}. {signer.remedy}"
+        )
+    return _believed(form, kind, rest, secret, who, us)
 
 
 def described(name: str, rank: int | None) -> str:
@@ -161,9 +217,34 @@ def _key(purpose: str, group: str, secret: Secret | None) -> bytes:
     return hashlib.sha256(group.encode()).digest() if secret is None else secret.derive(purpose)
 
 
-def _believed(form: Form, text: str, secret: Secret | None, who: str, reader: str) -> str:
+def _signed(form: Form, payload: str) -> bytes:
+    return f"{form.word} {_SIGNED} {payload}".encode()
+
+
+def _checked_signature(form: Form, rest: str, signer: Signer, name: str, who: str) -> str:
+    certificates, _, rest = rest.partition(" ")
+    signature, _, payload = rest.partition(" ")
+    try:
+        chain = base64.b64decode(certificates, validate=True)
+        signed = base64.b64decode(signature, validate=True)
+    except binascii.Error:
+        raise PublicationError(
+            f"the address of {who} in the store is invalid: its signature is not in base 64."
+        ) from None
+    try:
+        signer.check(name, chain, signed, _signed(form, payload))
+    except PublicationError as error:
+        raise PublicationError(f"{who} is refused: {error}. {_FOREIGN_CERTIFICATE}") from None
+    return payload
+
+
+def _kind(form: Form, text: str, who: str) -> tuple[str, str]:
+    """Return the kind of a record, and what follows."""
     # It must be printable, since messages quote parts of it.
-    if len(text) > canonical.LIMIT + _HEADER_LIMIT or not (text.isascii() and text.isprintable()):
+    limit = canonical.LIMIT + (
+        _SIGNED_LIMIT if text.startswith(f"{form.word} {_SIGNED} ") else _HEADER_LIMIT
+    )
+    if len(text) > limit or not (text.isascii() and text.isprintable()):
         raise PublicationError(
             f"the address of {who} in the store is invalid: it is too long or not plain text."
         )
@@ -177,6 +258,12 @@ def _believed(form: Form, text: str, secret: Secret | None, who: str, reader: st
                 "for all workers"
             )
         raise PublicationError(f"the address of {who} in the store cannot be read: {why}.")
+    return kind, rest
+
+
+def _believed(
+    form: Form, kind: str, rest: str, secret: Secret | None, who: str, reader: str
+) -> str:
     if kind == _OPEN:
         if secret is not None:
             raise PublicationError(

@@ -1,8 +1,9 @@
-"""``rpc-backends secret``: makes a secret for the workers of a group to share."""
+"""``rpc-backends secret``: makes a secret for the workers of a group, or certificates for them."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import click
@@ -12,6 +13,14 @@ from rpc_backends_cli import Failure, debug_option, json_option, print_json
 
 #: The backends whose workers can share a secret.
 _BACKENDS = ("ZEROMQ", "UCX")
+#: The variables of ZEROMQ for the files of a certificate, and the ends of their names.
+_FILES = {
+    "RPC_BACKENDS_ZEROMQ_CERTIFICATE": "{name}.pem",
+    "RPC_BACKENDS_ZEROMQ_CERTIFICATE_KEY": "{name}.key",
+    "RPC_BACKENDS_ZEROMQ_CERTIFICATE_AUTHORITY": "authority.pem",
+}
+#: The names that torch allows for workers.
+_NAME = re.compile(r"[A-Za-z0-9_:-]{1,128}")
 
 
 @click.command(
@@ -23,23 +32,47 @@ Examples:
 \b
   export RPC_BACKENDS_ZEROMQ_SECRET=$(rpc-backends secret)
   python train.py          # and every other worker that this shell starts
+\b
+  rpc-backends secret --worker trainer0 --worker trainer1 --out certificates
 """,
 )
 @click.option(
     "--out",
-    metavar="FILE",
+    metavar="PATH",
     type=click.Path(path_type=Path),
-    help="Write the secret to a new file that only its owner can read, and do not print it.",
+    help="Write the secret to a new file that only its owner can read, and do not print it. With "
+    "--worker: the folder for the certificates.",
+)
+@click.option(
+    "--worker",
+    "workers",
+    metavar="NAME",
+    multiple=True,
+    help="Make a key and a certificate for the worker with this name, in place of a secret. May be "
+    "repeated.",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 3650),
+    default=365,
+    show_default=True,
+    help="How long the certificates are valid.",
 )
 @json_option
 @debug_option
-def command(out: Path | None, as_json: bool) -> None:
+def command(out: Path | None, workers: tuple[str, ...], days: int, as_json: bool) -> None:
     """Make a secret for the workers of ZEROMQ or UCX.
 
     Give the same secret to all workers of a group. It authenticates them to each other. Anyone who has
     the secret can run code on every worker. Each group or each user may have a secret of its own: run
     this command again to make another one.
+
+    With --worker, make a key and a certificate for each worker of ZEROMQ, so that nobody else can have
+    its name. The folder also gets an authority, unless it has one: keep authority.key to yourself.
     """
+    if workers:
+        _make_certificates(out, list(workers), days, as_json=as_json)
+        return
     text = secret.generate()
     fingerprint = secret.parse(text, "the new secret").fingerprint
     if out is None:
@@ -61,6 +94,46 @@ def command(out: Path | None, as_json: bool) -> None:
     )
     for backend in _BACKENDS:
         click.echo(f"  {secret.file_variable(backend)}={path}  (backend {backend})")
+
+
+def _make_certificates(out: Path | None, names: list[str], days: int, *, as_json: bool) -> None:
+    if out is None:
+        raise Failure("--worker needs --out DIR, the folder for the keys and certificates.")
+    for name in names:
+        if not _NAME.fullmatch(name) or name == "authority":
+            raise Failure(
+                f"--worker {name!r} is no name for a worker: it needs 1 to 128 letters, digits, '-', '_' "
+                "or ':', and must not be 'authority'."
+            )
+    try:
+        from rpc_backends_agents.engine import worker_certificates
+    except ImportError as error:
+        raise Failure(
+            "--worker needs the package cryptography: pip install 'rpc-backend-zeromq[certificates]'. "
+            f"({error})"
+        ) from error
+    folder = out.expanduser().absolute()
+    try:
+        is_new = worker_certificates.make(folder, names, days)
+    except worker_certificates.FolderError as error:
+        raise Failure(f"{error}. Choose another folder.") from error
+    except OSError as error:
+        raise Failure(f"{folder} cannot be written: {error}") from error
+    values = {variable: str(folder / file) for variable, file in _FILES.items()}
+    if as_json:
+        print_json({"folder": str(folder), "workers": names, "variables": values})
+        return
+    if is_new:
+        click.echo(
+            f"Written: {folder}/authority.pem and authority.key. Keep authority.key to yourself."
+        )
+    for name in names:
+        click.echo(f"Written: {folder}/{name}.pem and {name}.key, valid for {days} days")
+    click.echo(
+        "Copy authority.pem to all hosts, and to each worker only its own two files. Start workers with"
+    )
+    for variable, value in values.items():
+        click.echo(f"  {variable}='{value}'")
 
 
 def _write(path: Path, text: str) -> None:

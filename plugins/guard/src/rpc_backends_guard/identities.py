@@ -1,0 +1,75 @@
+"""Gives workers with certificates the names of a policy, and what it revokes, also while they run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from rpc_backends_agents.engine import identities
+from rpc_backends_agents.engine.identities import Identities
+from rpc_backends_guard.policy import Policy, PolicyError, read
+
+logger = logging.getLogger("rpc_backends.guard")
+
+
+def use(policy: Policy, file: str) -> None:
+    """Make the identities of a policy those of this process.
+
+    :param file: the file of the policy, which is read again when it changes; empty for none.
+    """
+    identities.use(_Rules(policy, file) if file else _constant(_of(policy, policy.revoked)))
+
+
+def forget() -> None:
+    """Let names be those of certificates again."""
+    identities.use(None)
+
+
+class _Rules:
+    """The rules of a policy file. Only `revoked` is taken from a file that changes."""
+
+    def __init__(self, policy: Policy, file: str) -> None:
+        self._policy = policy
+        self._file = file
+        self._state = _state(file)
+        self._rules = _of(policy, policy.revoked)
+
+    def __call__(self) -> Identities:
+        """Return the rules that hold now."""
+        state = _state(self._file)
+        if state != self._state:
+            self._state = state
+            try:
+                changed = read(self._file)
+            except PolicyError as error:
+                logger.warning(
+                    "the changed guard policy has no effect on what is revoked: %s", error
+                )
+            else:
+                self._rules = _of(self._policy, changed.revoked)
+                logger.warning(
+                    "the guard policy %s has changed: what it revokes is in force (%s), other changes "
+                    "are when the worker starts again",
+                    self._file,
+                    ", ".join(changed.revoked) or "nothing",
+                )
+        return self._rules
+
+
+def _of(policy: Policy, revoked: tuple[str, ...]) -> Identities:
+    # Numbers may be written as OpenSSL does: capitals, pairs with colons, zeros in front.
+    numbers = {entry.replace(":", "").lower().lstrip("0") for entry in revoked}
+    return Identities(names=dict(policy.identities), revoked=frozenset(revoked) | numbers - {""})
+
+
+def _constant(rules: Identities) -> Callable[[], Identities]:
+    return lambda: rules
+
+
+def _state(file: str) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(file)  # noqa: PTH116  # cheap: workers look several times a second
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

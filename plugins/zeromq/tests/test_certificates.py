@@ -1,0 +1,539 @@
+"""With certificates, a worker's name belongs to the owner of its certificate, and to nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import rpc
+
+from rpc_backend_zeromq import certificates, identity
+from rpc_backend_zeromq._native import Certificates, Transport
+from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
+from rpc_backend_zeromq.publication import Publication
+from rpc_backend_zeromq.settings import settings_of
+from rpc_backends_agents.engine import canonical, identities, secret, worker_certificates
+from rpc_backends_agents.engine.identities import Identities
+from rpc_backends_core.spi import SettingError
+from support import steps
+from support.certificates import files, issue
+from support.workers import WorkerContext, Workers
+from support.zeromq import eventually, exercise, join, logged_line, metric
+
+pytestmark = pytest.mark.slow
+
+#: Seconds for what takes a moment.
+SOON = 20.0
+
+
+# --- certificates ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with an authority, and certificates for worker0 to worker3."""
+    made = tmp_path / "certificates"
+    worker_certificates.make(made, [f"worker{n}" for n in range(4)], 1)
+    return made
+
+
+# --- steps -------------------------------------------------------------------------------------------
+
+
+def log_all(me: WorkerContext) -> None:
+    """Write the log to the output, where the test can read it."""
+    logging.basicConfig(level=logging.INFO)
+
+
+def read_rules_from(me: WorkerContext, path: str) -> None:
+    """Revoke what a file lists, as a policy does."""
+    identities.use(lambda: Identities(revoked=frozenset(Path(path).read_text().split())))
+
+
+def identity_of(me: WorkerContext, name: str) -> str | None:
+    """Return the identity that the transport has seen proved."""
+    found: str | None = rpc.api._get_current_rpc_agent().transport.identity_of(name)
+    return found
+
+
+def record(me: WorkerContext) -> str:
+    """Return what this worker has published."""
+    return canonical.dump(rpc.api._get_current_rpc_agent().transport._mine)
+
+
+def call_error(me: WorkerContext, to: str) -> str:
+    """Make a call; return its error, or an empty text."""
+    try:
+        rpc.rpc_sync(to, steps.who, timeout=SOON)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def begin_call(me: WorkerContext, to: str) -> None:
+    """Make a call that takes long."""
+    me.memory["call"] = rpc.rpc_async(to, time.sleep, args=(60,))
+
+
+def wait_for_call(me: WorkerContext) -> tuple[str, float]:
+    """Wait for this call; return its error, and when it came (seconds of the host's clock)."""
+    try:
+        me.memory["call"].wait()
+    except RuntimeError as error:
+        return str(error), time.monotonic()
+    return "", time.monotonic()
+
+
+def leave_now(me: WorkerContext) -> None:
+    steps.leave(me, graceful=False)
+
+
+@contextlib.contextmanager
+def group(
+    tmp_path: Path, folder: Path, size: int = 2, members: int = 2, **more: Any
+) -> Iterator[Workers]:
+    """Start a group whose workers have certificates; workers beyond `members` are outside it."""
+    url = f"file://{tmp_path}/store"
+    with Workers(size) as workers:
+        workers.run(log_all)
+        if more.get("dynamic"):
+            for worker in workers[:members]:
+                worker.call(join, url, **{**files(folder), **more})
+        else:
+            options = {"backend": "ZEROMQ", "world_size": members, **files(folder), **more}
+            workers.run(steps.join, url, on=tuple(range(members)), **options)
+        yield workers
+
+
+@pytest.fixture(params=[False, True], ids=["tcp", "unix"])
+def unix_sockets(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+# --- members -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_workers_with_their_certificates_form_a_group(
+    tmp_path: Path, folder: Path, unix_sockets: bool, dynamic: bool
+) -> None:
+    more = {"dynamic": True} if dynamic else {}
+    with group(tmp_path, folder, unix_sockets=unix_sockets, **more) as workers:
+        for me, other in ((0, 1), (1, 0)):
+            workers[me].call(exercise, f"worker{other}")
+            assert workers[me].call(identity_of, f"worker{other}") == f"worker{other}"
+        assert workers[0].call(metric, "transport.zeromq.refused") == 0
+        workers.run(steps.leave)
+
+
+def test_a_spiffe_id_names_a_worker(tmp_path: Path, folder: Path) -> None:
+    for name in ("worker0", "worker1"):
+        issue(folder, name, uri=f"spiffe://example.org/ml/{name}")
+
+    with group(tmp_path, folder) as workers:
+        workers[0].call(exercise, "worker1")
+        assert workers[0].call(identity_of, "worker1") == "spiffe://example.org/ml/worker1"
+        workers.run(steps.leave)
+
+
+# --- names -------------------------------------------------------------------------------------------
+
+
+def start_error(tmp_path: Path, *options: dict[str, Any]) -> list[str]:
+    """Start a group that cannot start; return the errors of its workers."""
+    with Workers(len(options)) as workers:
+        only = dict(enumerate(options))
+        url = f"file://{tmp_path}/store"
+        failed = workers.errors(steps.join, url, backend="ZEROMQ", only=only)
+        return [each.text for each in failed]
+
+
+def error_of_worker0(tmp_path: Path, *options: dict[str, Any], rules: Path | None = None) -> str:
+    """Start a group that worker0 does not accept; return its error."""
+    with Workers(len(options)) as workers:
+        if rules is not None:
+            workers[0].call(read_rules_from, str(rules))
+        url = f"file://{tmp_path}/store"
+        started = [
+            worker.start(steps.join, url, backend="ZEROMQ", **own)
+            for worker, own in zip(workers, options, strict=True)
+        ]
+        return started[0].error().text
+
+
+def test_a_worker_refuses_to_start_with_a_certificate_for_another_name(
+    tmp_path: Path, folder: Path
+) -> None:
+    texts = start_error(tmp_path, files(folder), files(folder, "worker3"))
+
+    assert all("a worker cannot have the name 'worker1'" in text for text in texts)
+    assert all("whose name is 'worker3'" in text for text in texts)
+
+
+def disable_own_check() -> None:
+    """Let this process start with any name, as an intruder would."""
+    certificates.Identity.check_own_name = lambda *_: None  # type: ignore[method-assign]
+
+
+def join_as(me: WorkerContext, url: str, name: str, **options: Any) -> str:
+    """Join a dynamic group under a name that the certificate does not have; call a member."""
+    disable_own_check()
+    join(me, url, name=name, rank=7, dynamic=True, **options)
+    return call_error(me, "worker0")
+
+
+def test_a_member_with_another_name_than_its_certificates_does_not_get_in(
+    tmp_path: Path, folder: Path
+) -> None:
+    with group(tmp_path, folder, size=3, dynamic=True, unix_sockets=False) as workers:
+        url = f"file://{tmp_path}/store"
+        error = workers[2].call(
+            join_as, url, "boss", **files(folder, "worker2"), unix_sockets=False
+        )
+
+        assert "is lost" in error
+        assert "certificate is that of" not in error  # the reason is not for strangers
+        logged_line(workers[0], "RPC worker 'boss' is not let in", "that of worker2")
+        logged_line(workers[0], "refused a connection: 127.0.0.1: its proof does not belong")
+        workers[0].call(exercise, "worker1")
+
+
+def test_a_connection_in_the_name_of_another_worker_is_refused(
+    tmp_path: Path, folder: Path, unix_sockets: bool
+) -> None:
+    """The intruder has a certificate of the same authority, and knows all that the store shows."""
+    with group(tmp_path, folder, unix_sockets=unix_sockets) as workers:
+        target, victim = (Publication.load(worker.call(record)) for worker in workers)
+        with raw_transport(folder, "worker2", target, victim) as native:
+            native.send(0, [b"x"], False)
+            kind, _, _, reason = native.receive(SOON) or ("", 0, [], "")
+        assert kind == "lost"
+        assert "this worker does not accept the certificate" in reason
+        logged_line(
+            workers[0], "a process that claims to be worker 1 has the certificate of worker2"
+        )
+        workers.run(exercise_other)
+        workers.run(steps.leave)
+
+
+def exercise_other(me: WorkerContext) -> None:
+    exercise(me, f"worker{1 - me.index}")
+
+
+@contextlib.contextmanager
+def raw_transport(
+    folder: Path, owner: str, target: Publication, claimed: Publication, endpoint: str | None = None
+) -> Iterator[Transport]:
+    """Return a transport with the certificate of one worker, which claims to be another one."""
+    made = Certificates(
+        *(
+            (folder / name).read_bytes()
+            for name in (f"{owner}.pem", f"{owner}.key", "authority.pem")
+        )
+    )
+    native = Transport(
+        public_key=None,
+        secret_key=None,
+        certificates=made,
+        handshake_timeout=10,
+        wants_proofs=True,
+        **ZeroMQRpcBackendOptions(heartbeat_timeout=10).native(),
+    )
+    try:
+        native.start(claimed.worker_id)
+        if endpoint is None:
+            endpoint = target.tcp[0] if target.unix is None else f"ipc://{target.unix.path}"
+        assert target.public_key is not None
+        native.learn(
+            target.worker_id,
+            endpoint,
+            target.public_key.encode(),
+            identity.unix_proofs(claimed, target, None),
+        )
+        yield native
+    finally:
+        native.close(0)
+
+
+def test_a_member_of_its_own_name_can_connect_like_this(tmp_path: Path, folder: Path) -> None:
+    """Only the certificate keeps the connection of the test above out."""
+    with group(tmp_path, folder) as workers:
+        target, mine = (Publication.load(worker.call(record)) for worker in workers)
+        with raw_transport(folder, "worker1", target, mine) as native:
+            native.send(0, [b"x"], False)
+            eventually(  # it was read, and is no valid message
+                lambda: workers[0].call(metric, "transport.zeromq.rejected"), lambda: "a message"
+            )
+
+
+# --- what is on the way ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def relay(folder: Path, owner: str, to: str) -> Iterator[str]:
+    """Yield the endpoint of a relay that ends TLS with the certificate of `owner`."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / f"{owner}.pem", folder / f"{owner}.key")
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    client.load_cert_chain(folder / f"{owner}.pem", folder / f"{owner}.key")
+    host, port = to.removeprefix("tcp://").rsplit(":", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                near, _ = listening.accept()
+                with (
+                    server.wrap_socket(near, server_side=True) as here,
+                    socket.create_connection((host, int(port))) as far,
+                    client.wrap_socket(far) as there,
+                ):
+                    while True:
+                        ready, _, _ = select.select([here, there], [], [], SOON)
+                        for one in ready:
+                            data = one.recv(65536)
+                            if not data:
+                                return
+                            (there if one is here else here).sendall(data)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+    thread.join(SOON)
+
+
+def test_a_man_in_the_middle_with_another_certificate_sees_nothing(
+    tmp_path: Path, folder: Path
+) -> None:
+    with group(tmp_path, folder, unix_sockets=False) as workers:
+        target, mine = (Publication.load(worker.call(record)) for worker in workers)
+        with (
+            relay(folder, "worker2", target.tcp[0]) as endpoint,
+            raw_transport(folder, "worker1", target, mine, endpoint) as native,
+        ):
+            native.send(0, [b"x"], False)
+            _, _, _, reason = native.receive(SOON) or ("", 0, [], "")
+
+        assert "the process there has the certificate of worker2" in reason
+        workers.run(steps.leave)
+
+
+@pytest.mark.parametrize(
+    ("version", "why"), [("TLSv1_2", "unsupported protocol"), ("TLSv1_3", "certificate")]
+)
+def test_clients_of_tls_1_2_or_without_a_certificate_are_refused(
+    tmp_path: Path, folder: Path, version: str, why: str
+) -> None:
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    client.maximum_version = ssl.TLSVersion[version]
+    with group(tmp_path, folder, unix_sockets=False) as workers:
+        host, port = (
+            Publication.load(workers[0].call(record)).tcp[0].removeprefix("tcp://").rsplit(":", 1)
+        )
+        with (
+            pytest.raises((ssl.SSLError, ConnectionError)),
+            socket.create_connection((host, int(port)), SOON) as plain,
+            client.wrap_socket(plain) as stranger,
+        ):
+            stranger.sendall(b"x" * 100)
+            if stranger.recv(1) == b"":
+                raise ConnectionResetError
+        logged_line(workers[0], "refused a connection", why)
+        workers.run(steps.leave)
+
+
+# --- other proofs ------------------------------------------------------------------------------------
+
+
+def test_a_certificate_of_another_authority_is_refused(tmp_path: Path, folder: Path) -> None:
+    other = tmp_path / "other"
+    worker_certificates.make(other, ["worker1"], 1)
+
+    text = error_of_worker0(tmp_path, files(folder), files(other, trusted=folder))
+
+    assert "worker 'worker1' (rank 1) is refused: the certificate of worker1" in text
+    assert "is not accepted" in text
+
+
+@pytest.mark.parametrize("has_secret", [True, False], ids=["secret", "nothing"])
+def test_certificates_on_one_side_are_reported_on_both(
+    tmp_path: Path, folder: Path, has_secret: bool
+) -> None:
+    other = {"secret": secret.generate()} if has_secret else {}
+
+    here, there = start_error(tmp_path, files(folder), other)
+
+    lacks = "a secret instead" if has_secret else "none"
+    assert "worker 'worker0' has a certificate" in here
+    assert f"worker 'worker1' (rank 1) has {lacks}" in here
+    assert "worker 'worker0' (rank 0) has a certificate, and worker 'worker1' has" in there
+    assert "Give all workers certificates" in here
+    assert "Give all workers certificates" in there
+
+
+# --- time --------------------------------------------------------------------------------------------
+
+
+def test_a_worker_refuses_to_start_with_an_expired_certificate(
+    tmp_path: Path, folder: Path
+) -> None:
+    issue(folder, "worker1", seconds=-1)
+
+    texts = start_error(tmp_path, files(folder), files(folder))
+
+    assert all("worker1.pem has expired on 2" in text for text in texts)
+
+
+def test_an_expired_certificate_is_refused_until_it_is_renewed(
+    tmp_path: Path, folder: Path, unix_sockets: bool
+) -> None:
+    lasts = 12.0
+    issue(folder, "worker1", seconds=lasts)
+    ends = time.monotonic() + lasts
+    with group(tmp_path, folder, unix_sockets=unix_sockets) as workers:
+        assert time.monotonic() < ends, "the machine is too slow for this test"
+        eventually(lambda: time.monotonic() > ends + 1, lambda: "the end of the certificate")
+
+        error = workers[1].call(call_error, "worker0")
+        assert "is lost" in error
+        assert "expired" not in error
+        logged_line(workers[0], "worker1", "certificate has expired")
+
+        issue(folder, "worker1")
+        eventually(lambda: not workers[1].call(call_error, "worker0"), lambda: "a call again")
+        logged_line(workers[1], "'worker1' has a new certificate of worker1")
+        workers[0].call(exercise, "worker1")
+        workers.run(steps.leave)
+
+
+def test_files_of_another_identity_or_half_written_change_nothing(
+    tmp_path: Path, folder: Path
+) -> None:
+    with group(tmp_path, folder) as workers:
+        for name in (".pem", ".key"):
+            content = (folder / f"worker3{name}").read_bytes()
+            (folder / f"worker1{name}").write_bytes(content)
+        logged_line(workers[1], "'worker1' keeps its certificate", "is now that of worker3")
+        (folder / "worker1.pem").write_bytes(b"-----BEGIN CERTIFICATE-----\n")
+        logged_line(workers[1], "'worker1' keeps its certificate", "has an invalid certificate")
+        workers[1].call(exercise, "worker0")
+        workers.run(steps.leave)
+
+
+# --- revocation --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("revoked", ["worker1", "63"], ids=["name", "serial"])
+def test_a_revoked_worker_is_cut_off_within_a_second(
+    tmp_path: Path, folder: Path, unix_sockets: bool, revoked: str
+) -> None:
+    issue(folder, "worker1", serial=0x63)
+    rules = tmp_path / "revoked"
+    rules.write_text("")
+    with group(tmp_path, folder, unix_sockets=unix_sockets) as workers:
+        workers[0].call(read_rules_from, str(rules))
+        workers.run(begin_call_to_other)
+        began = time.monotonic()
+        temporary = tmp_path / "new"
+        temporary.write_text(revoked)
+        temporary.replace(rules)
+
+        ended = [worker.call(wait_for_call) for worker in workers]
+
+        assert "its certificate is revoked" in ended[0][0]
+        assert "connection" in ended[1][0]
+        assert "revoked" not in ended[1][0]
+        late = max(when for _, when in ended) - began
+        print(f"cut off after {late:.2f} s")
+        assert late < SOON / 4  # a busy machine
+        assert "is lost" in workers[1].call(call_error, "worker0")
+        logged_line(workers[0], "certificate of worker1 (certificate 63) is revoked")
+        rules.write_text("")
+        eventually(lambda: not workers[1].call(call_error, "worker0"), lambda: "a call again")
+        workers.run(leave_now)
+
+
+def begin_call_to_other(me: WorkerContext) -> None:
+    begin_call(me, f"worker{1 - me.index}")
+
+
+def test_a_revoked_worker_does_not_join(tmp_path: Path, folder: Path) -> None:
+    rules = tmp_path / "revoked"
+    rules.write_text("worker1")
+
+    text = error_of_worker0(tmp_path, files(folder), files(folder), rules=rules)
+
+    assert "is refused: the certificate of worker1" in text
+    assert "is revoked" in text
+
+
+# --- settings ----------------------------------------------------------------------------------------
+
+
+def error_of(options: dict[str, Any]) -> str:
+    with pytest.raises(SettingError) as caught:
+        settings_of(ZeroMQRpcBackendOptions(**options), {})
+    return str(caught.value)
+
+
+def test_conflicting_settings_are_errors(folder: Path) -> None:
+    given = files(folder)
+
+    assert "in one way" in error_of({**given, "secret": secret.generate()})
+    assert "encryption is off" in error_of({**given, "encryption": False})
+    assert "certificate_key" in error_of({**given, "certificate_key": None})
+    assert settings_of(ZeroMQRpcBackendOptions(**given), {}).policy.lack is None
+
+
+def test_a_key_that_others_can_read_is_refused(folder: Path) -> None:
+    os.chmod(folder / "worker1.key", 0o640)  # noqa: PTH101
+
+    with pytest.raises(SettingError, match=r"other users can access the key.*chmod 600"):
+        certificates.Files(
+            **dict(
+                zip(
+                    ("certificate", "key", "authority"),
+                    files(folder, "worker1").values(),
+                    strict=True,
+                )
+            )
+        ).read(fips=False)
+
+
+@pytest.mark.parametrize(
+    ("identity_", "name", "may"),
+    [
+        ("worker1", "worker1", True),
+        ("worker1.example.org", "worker1", False),
+        ("spiffe://x/ml/worker1", "worker1", True),
+        ("spiffe://x/ml/worker1/", "worker1", False),
+        ("spiffe://x", "x", True),
+        ("worker1", "worker2", False),
+    ],
+)
+def test_without_rules_the_name_is_the_last_part(identity_: str, name: str, may: bool) -> None:
+    assert (Identities().refusal(identity_, "1", name) == "") is may
+
+
+def test_rules_tie_names_to_identities() -> None:
+    rules = Identities(
+        names={"spiffe://x/trainer": ("trainer*",), "spiffe://x/*": ("ps*",)},
+        revoked=frozenset({"7"}),
+    )
+
+    assert rules.refusal("spiffe://x/trainer", "1", "trainer3") == ""
+    assert rules.refusal("spiffe://x/other", "1", "ps0") == ""
+    assert "only spiffe://x/trainer have the name" in rules.refusal("spiffe://x/o", "1", "trainer3")
+    assert "no identity" in rules.refusal("spiffe://x/trainer", "1", "boss")
+    assert "revoked" in rules.refusal("spiffe://x/trainer", "7", "trainer3")
