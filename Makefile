@@ -26,6 +26,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# With this variable, each process of each run would compile again what it imports, the tests first.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 LOWEST_VENV := build/lowest

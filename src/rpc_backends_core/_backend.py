@@ -68,6 +68,9 @@ class Backend:
         be tested alone: called as ``make_transport(rpc_backend_options, group)``, returns a new
         transport for the worker ``group.name``. It must not listen yet. None if there is no transport, or
         if the suite is to take the one that the init handler starts.
+    :ivar lacks_authentication: called with the options of a start; returns None if workers then prove to
+        each other who they are, and otherwise why not, with what to do. None if the backend cannot
+        authenticate; ``RPC_BACKENDS_REQUIRE_AUTH=1`` then refuses it.
     :ivar excluded_requirements: requirements of the conformance suite that the backend does not meet:
         their ids, each with the reason. The report shows them.
     :ivar takes_group: whether the init handler has a parameter ``group`` (computed).
@@ -80,6 +83,7 @@ class Backend:
     description: str = ""
     spi_version: tuple[int, int] | None = None
     make_transport: MakeTransport | None = None
+    lacks_authentication: Callable[[Any], str | None] | None = None
     excluded_requirements: Mapping[str, str] = field(default_factory=dict, hash=False)
     takes_group: bool = field(init=False, default=False)
 
@@ -91,6 +95,10 @@ class Backend:
         if self.make_transport is not None and not callable(self.make_transport):
             raise TypeError(
                 f"Backend.make_transport is {self.make_transport!r}; it must be callable."
+            )
+        if self.lacks_authentication is not None and not callable(self.lacks_authentication):
+            raise TypeError(
+                f"Backend.lacks_authentication is {self.lacks_authentication!r}; it must be callable."
             )
         kind = self.options_type
         if kind is not None and not (
@@ -209,6 +217,7 @@ def _convert(obj: object) -> Backend:
             capabilities=getattr(obj, "capabilities", frozenset()),
             description=getattr(obj, "description", ""),
             make_transport=getattr(obj, "make_transport", None),
+            lacks_authentication=getattr(obj, "lacks_authentication", None),
             excluded_requirements=getattr(obj, "excluded_requirements", {}),
         )
     raise NotABackendError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from rpc_backends_core._group.terms import GroupTerm
     from rpc_backends_core._record import Record, ResolvedBackend
 
 PROJECT = "rpc_backends"
@@ -55,6 +56,15 @@ class Specs:
         :param name: the worker's name.
         :param rank: -1 if the rendezvous decides it.
         :param world_size: None for a dynamic group.
+        """
+
+    @hookspec
+    def rpc_backends_terms(self, backend: str) -> GroupTerm | None:
+        """State something of this worker to its group, and demand it of the other members.
+
+        Called before the workers meet. A group does not form if a member lacks what another one demands.
+
+        :returns: None for nothing.
         """
 
     @hookspec(firstresult=True)

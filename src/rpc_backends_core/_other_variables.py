@@ -108,7 +108,8 @@ def other_variables(
         word = _first_word(ending, packages) if is_exact else None
         package = packages.get(word or "")
         if word is not None and (owner is None or package in installed):
-            is_read = package in installed or environ[name].lower() in _OFF
+            is_off = environ[name].lower() in _OFF and word not in _PROTECTING
+            is_read = package in installed or is_off
             similar = _misspelt(ending, word, _endings(word, readers)) if is_read else None
             missing = None if is_read else package
             variables.append(OtherVariable(name, owner or package, missing, similar))

@@ -17,13 +17,14 @@ from rpc_backends_core._default_registry import default_registry
 from rpc_backends_core._errors import (
     BackendLoadError,
     HookError,
+    RefusedError,
     RpcBackendsError,
     SettingError,
     UnknownBackendError,
 )
 from rpc_backends_core._record import Record, ResolvedBackend
 from rpc_backends_core._registry import Registry
-from rpc_backends_core._settings import DEFAULT, OVERRIDE, Settings
+from rpc_backends_core._settings import DEFAULT, OVERRIDE, REQUIRE_AUTH, Settings
 
 logger = logging.getLogger("rpc_backends")
 
@@ -31,6 +32,24 @@ _TORCHS_DEFAULT = "TENSORPIPE"
 #: Torch's defaults.
 DEFAULT_TIMEOUT = 60.0
 DEFAULT_INIT_METHOD = "env://"
+
+
+def check_authentication(resolved: ResolvedBackend) -> None:
+    """Refuse a start in which workers do not prove who they are.
+
+    :raises RefusedError: they do not; the text says what to do.
+    """
+    lacks = resolved.backend.lacks_authentication
+    begin = f"{REQUIRE_AUTH} permits only workers that prove who they are, and "
+    if lacks is None:
+        raise RefusedError(
+            f"{begin}{resolved.name} cannot authenticate its peers: whoever reaches the port of a worker "
+            "can run code in it. Use a backend that can, for all workers, such as ZEROMQ "
+            "(RPC_BACKENDS_OVERRIDE=ZEROMQ), or unset the variable."
+        )
+    reason = lacks(resolved.options)
+    if reason is not None:
+        raise RefusedError(f"{begin}{resolved.name} would not authenticate its peers: {reason}")
 
 
 def resolve(backend: Any) -> ResolvedBackend:

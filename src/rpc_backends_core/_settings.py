@@ -18,6 +18,7 @@ DENY = "RPC_BACKENDS_DENY"
 LOCK = "RPC_BACKENDS_LOCK"
 JOIN_TIMEOUT = "RPC_BACKENDS_JOIN_TIMEOUT"
 UNPICKLING_ERRORS = "RPC_BACKENDS_UNPICKLING_ERRORS"
+REQUIRE_AUTH = "RPC_BACKENDS_REQUIRE_AUTH"
 
 #: The variables that the core reads, with their meaning; `rpc-backends doctor` lists them.
 VARIABLES = {
@@ -28,6 +29,7 @@ VARIABLES = {
     DENY: "comma-separated names: these installed backends may not be used",
     LOCK: "a file from `rpc-backends lock`; if the installed packages differ from it, none is loaded",
     JOIN_TIMEOUT: "seconds a worker waits until its group is complete (default: 1800)",
+    REQUIRE_AUTH: "1 refuses every start in which workers do not prove who they are (default: 0)",
     UNPICKLING_ERRORS: "raise or return the error of a result that cannot be unpickled (default: raise)",
 }
 
@@ -90,6 +92,15 @@ def join_timeout(environ: Mapping[str, str] = os.environ) -> float:
     return seconds
 
 
+def requires_authentication(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether only workers may start that prove to each other who they are.
+
+    :raises SettingError: the value is neither true nor false. An empty one is neither: a protection must
+        not be lost by a variable that another one was to fill.
+    """
+    return REQUIRE_AUTH in environ and parse_boolean(REQUIRE_AUTH, environ[REQUIRE_AUTH].strip())
+
+
 def returns_unpickling_errors(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether the error of a result that cannot be unpickled is the result, as in torch.
 
@@ -110,6 +121,7 @@ class Settings:
     :ivar default: the backend of programs that do not name one; None if unset.
     :ivar override: the backend of all programs, whichever they name; None if unset.
     :ivar join_timeout: seconds that a worker waits until its group is complete.
+    :ivar require_authentication: whether only workers may start that prove who they are.
     :ivar has_others: whether there are variables for :mod:`_other_variables` to look at.
     """
 
@@ -117,6 +129,7 @@ class Settings:
     override: str | None
     join_timeout: float
     has_others: bool = False
+    require_authentication: bool = False
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -126,7 +139,13 @@ class Settings:
         """
         returns_unpickling_errors(environ)  # read again for each such result; checked here
         others = any(NEARLY_OURS.fullmatch(name) for name in environ if name not in VARIABLES)
-        return cls(value(DEFAULT, environ), value(OVERRIDE, environ), join_timeout(environ), others)
+        return cls(
+            value(DEFAULT, environ),
+            value(OVERRIDE, environ),
+            join_timeout(environ),
+            others,
+            requires_authentication(environ),
+        )
 
 
 class Choice:

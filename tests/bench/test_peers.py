@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
@@ -99,18 +100,20 @@ def measured(ended: Any, label: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_peer_is_measured_and_leaves_no_process(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ("latency.noop", "throughput.inflight"),
+        pytest.param(sorted({*peers.ROWS} - {"size.echo"}), marks=pytest.mark.thorough, id="more"),
+    ],
+)
+def test_a_peer_is_measured_and_leaves_no_process(
+    command: Command, tmp_path: Path, rows: Sequence[str]
+) -> None:
     (command.packages / "ray.py").write_text(SMALL_RAY)
     pids = tmp_path / "pids"
-    # All rows of peers but one, and one that only backends have.
-    rows = (
-        "latency.noop",
-        "latency.tensor",
-        "latency.builtin",
-        "size.oneway",
-        "throughput.inflight",
-    )
-    only = [word for row in rows for word in ("--only", row)]
+    # And a row that only backends have.
+    only = [word for row in (*rows, "latency.builtin") for word in ("--only", row)]
 
     ended = command(
         *("bench", "TENSORPIPE", "--vs", "TENSORPIPE@torch", "--quick", "--largest", "2", "--json"),
@@ -120,7 +123,7 @@ def test_a_peer_is_measured_and_leaves_no_process(command: Command, tmp_path: Pa
 
     assert ended.status == 0, ended.stderr
     assert ended.json["problems"] == []
-    assert measured(ended, "Ray") == set(peers.ROWS) - {"size.echo"}
+    assert measured(ended, "Ray") == set(rows)
     assert measured(ended, "TENSORPIPE") > measured(ended, "Ray")
     started = pids.read_text().split()
     assert started

@@ -287,7 +287,9 @@ def test_an_override_does_not_change_the_tested_backend(
     assert _levels(ended, "calls") == [("TENSORPIPE", "ok")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM]
+)
 def test_a_signal_leaves_no_process_behind(
     command: Any, backend_source: Callable[[str], str], tmp_path: Path, number: int
 ) -> None:

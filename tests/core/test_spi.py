@@ -30,14 +30,14 @@ ADDED = {
         worker_info
     """,
     (1, 1): """
-        ArgumentError BackendContractError Interface JOIN_TIMEOUT LockError STORE_TIMEOUT StoreAccess
-        StoreError at_exit check_arguments check_option_names device_maps interface_of interfaces
-        is_loopback parse_boolean processes stored
+        ArgumentError BackendContractError GroupTerm Interface JOIN_TIMEOUT LockError STORE_TIMEOUT
+        StoreAccess StoreError at_exit check_arguments check_option_names device_maps interface_of
+        interfaces is_loopback parse_boolean processes stored
     """,
 }
 UPGRADE_CORE = "pip install --upgrade rpc-backends-core"
 #: The fields of `Backend` that version (1, 1) added.
-FIELDS_ADDED = {"make_transport", "excluded_requirements"}
+FIELDS_ADDED = {"make_transport", "excluded_requirements", "lacks_authentication"}
 #: Versions that this core refuses, with parts of the error.
 REFUSED = {
     "newer by a major number": (

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fuzz the parsers of input from outside: ./run.sh TARGET|all [INPUTS] [PROCESSES]; defaults: all, ten million, one.
 # With FUZZ_SECONDS=60, each target stops after a minute at the latest.
-# decode, handshake, stream, incoming and calls need clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev). All need the project
+# decode, handshake, stream, incoming, calls and policy need clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev). All need the project
 # installed for the `python` on PATH.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -18,7 +18,7 @@ common=(-std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-reco
 case $target in
 all)
     status=0
-    for each in decode handshake stream incoming calls records group publications members; do
+    for each in decode handshake stream incoming calls policy records group publications members; do
         echo "==> $each"
         ./run.sh "$each" "$inputs" "$processes" || status=$?
     done
@@ -66,8 +66,13 @@ calls)
     flags=()
     length=2000
     ;;
+policy)
+    sources=(policy.cpp $agents/agent/request_policy.cpp $agents/inspect/{pickle_limits,pickled_call,script_call,wrapper}.cpp)
+    flags=()
+    length=2000
+    ;;
 *)
-    echo "error: unknown target '$target'. Choose decode, handshake, stream, incoming, calls, records, group, publications, members or all." >&2
+    echo "error: unknown target '$target'. Choose decode, handshake, stream, incoming, calls, policy, records, group, publications, members or all." >&2
     exit 2
     ;;
 esac

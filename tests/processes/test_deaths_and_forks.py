@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ import pytest
 from torch.distributed import rpc
 
 from support import steps
+from support.command import run_python
 from support.engines import ENGINES, join
 from support.workers import WorkerContext, Workers
 from support.zeromq import eventually, metric
@@ -225,14 +225,13 @@ def run(tmp_path: Path, program: str, backend: str, *, before: str = "", status:
     """
     script = tmp_path / "worker.py"
     script.write_text(before + PEER + program)
-    done = subprocess.run(
-        [sys.executable, script, backend, f"file://{tmp_path}/store"],
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    arguments = (script, backend, f"file://{tmp_path}/store")
+    if before:
+        done = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False
+        )
+    else:
+        done = run_python(*arguments)
     assert done.returncode == status, done.stderr
     return done.stdout
 

@@ -31,7 +31,8 @@ sys.exit(3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+# The agent, which both engines share, ends the threads.
+@pytest.mark.parametrize("backend", ["ZEROMQ", pytest.param("UCX", marks=pytest.mark.thorough)])
 def test_a_process_ends_while_many_functions_end(backend: str, tmp_path: Path) -> None:
     started = [
         subprocess.Popen(

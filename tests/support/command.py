@@ -39,12 +39,22 @@ BACKEND = (construct, init)
 _NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0"}
 #: Variables that Python or torch reads when it starts.
 _AT_START = ("PYTHON", "TORCH", "OMP_", "LD_", "MALLOC")
-_RUN = """
+_BEGIN = """
 {install}
 import spare
 spare.use({install!r})
+"""
+_RUN_MODULE = """
 import runpy
 runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+_RUN_SCRIPT = """
+import os, sys
+__file__ = {script!r}
+sys.path[0] = os.path.dirname(__file__)
+with open(__file__) as _script:
+    _script = compile(_script.read(), __file__, "exec")
+exec(_script)
 """
 
 
@@ -59,13 +69,39 @@ def _forks() -> Forks:
 
 def run_module(module: str, *arguments: str, env: Mapping[str, str], cwd: Path) -> Ended:
     """Do what ``python -m`` does, in a process that is forked from one that has imported torch."""
-    code = _RUN.format(install=INSTALL_PLUGINS, module=module)
+    code = _BEGIN.format(install=INSTALL_PLUGINS) + _RUN_MODULE.format(module=module)
     return _forks().run(code, [module, *arguments], env=env, cwd=cwd)
 
 
 def run_code(code: str, *arguments: str, env: Mapping[str, str], cwd: Path) -> Ended:
     """Do what ``python -c`` does, in a process that is forked from one that has imported torch."""
     return _forks().run(f"{INSTALL_PLUGINS}\n{code}", ["-c", *arguments], env=env, cwd=cwd)
+
+
+def run_python(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Do what ``subprocess.run([sys.executable, *arguments])`` does, in a process that is forked.
+
+    The process has imported torch. So this is for programs that import torch, and do nothing before.
+
+    :param arguments: ``-c CODE``, ``-m MODULE`` or a script, and its arguments.
+    :param env: all its variables; those of this process by default.
+    """
+    first, *argv = map(str, arguments)
+    if first == "-c":
+        code = argv.pop(0)
+    elif first == "-m":
+        first, *argv = argv
+        code = _RUN_MODULE.format(module=first)
+    else:
+        code = _RUN_SCRIPT.format(script=str(Path(cwd or ".", first).resolve()))
+    begin = _BEGIN.format(install=INSTALL_PLUGINS)
+    environ = dict(os.environ if env is None else env)
+    ended = _forks().run(begin + code, [first, *argv], env=environ, cwd=cwd or Path.cwd())
+    return subprocess.CompletedProcess(
+        [sys.executable, *map(str, arguments)], ended.status, ended.stdout, ended.stderr
+    )
 
 
 class Command:

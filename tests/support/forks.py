@@ -21,7 +21,7 @@ from typing import Any
 INSTALL_PLUGINS = "import torch; torch._import_device_backends()"
 
 _SERVER = """
-import faulthandler, gc, importlib, json, os, sys, traceback
+import faulthandler, gc, importlib, json, os, select, signal, sys, traceback, types
 import click, importlib_metadata, packaging.requirements, packaging.version, pluggy, rich.console
 import pytest, rich.table, torch, torch.distributed.rpc
 sys.path.insert(0, sys.argv[1])
@@ -34,6 +34,9 @@ for line in iter(sys.stdin.readline, ""):
     pid = os.fork()
     if pid == 0:
         break
+    if not select.select([end := os.pidfd_open(pid)], [], [], job["seconds"])[0]:
+        os.kill(pid, signal.SIGABRT)  # it writes its stacks
+    os.close(end)
     job = None
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 if job is not None:
@@ -51,9 +54,11 @@ if job is not None:
     importlib.invalidate_caches()
     code = spare.wait_for_code(job["code"])
     if code == job["code"]:  # the program, and not a process that stood ready
-        faulthandler.dump_traceback_later(job["seconds"], exit=True)
-    del line, pid, name, number, opened, folders, job
-    exec(compile(code, "<test>", "exec"), {"__name__": "__main__"})
+        # Not dump_traceback_later(), for whose thread a fork of the program would wait at its exit.
+        faulthandler.enable()
+    # pickle finds the program's functions in this module.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(code, "<test>", "exec"), main.__dict__)
 """
 
 

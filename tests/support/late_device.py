@@ -5,6 +5,7 @@ It has two devices. It is compiled once, and kept in ``build/native`` under a ha
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -24,27 +25,34 @@ _SOURCE = Path(__file__).with_suffix(".cpp")
 
 def library() -> Path:
     """Return the compiled library; compile it if it is missing."""
-    from torch.utils.cpp_extension import include_paths, library_paths
-
     text = f"{torch.__version__} {sysconfig.get_platform()} {_SOURCE.read_text()}"
     kept = KEPT / f"late_device-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if not kept.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
-        abi = int(torch.compiled_with_cxx11_abi())
-        with tempfile.TemporaryDirectory(dir=KEPT) as made:
-            new = Path(made, "new.so")
-            subprocess.run(
-                [
-                    *(os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-fPIC", "-shared"),
-                    *(f"-D_GLIBCXX_USE_CXX11_ABI={abi}", str(_SOURCE), "-o", str(new)),
-                    *(f"-I{folder}" for folder in include_paths()),
-                    *(f"-L{folder}" for folder in library_paths()),
-                    *("-ltorch_cpu", "-lc10"),
-                ],
-                check=True,
-            )
-            new.rename(kept)
+        with Path(KEPT, "late_device.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one process compiles it, the others wait
+            if not kept.exists():
+                _compile(kept)
     return kept
+
+
+def _compile(kept: Path) -> None:
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    abi = int(torch.compiled_with_cxx11_abi())
+    with tempfile.TemporaryDirectory(dir=KEPT) as made:
+        new = Path(made, "new.so")
+        subprocess.run(
+            [
+                *(os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-fPIC", "-shared"),
+                *(f"-D_GLIBCXX_USE_CXX11_ABI={abi}", str(_SOURCE), "-o", str(new)),
+                *(f"-I{folder}" for folder in include_paths()),
+                *(f"-L{folder}" for folder in library_paths()),
+                *("-ltorch_cpu", "-lc10"),
+            ],
+            check=True,
+        )
+        new.rename(kept)
 
 
 def load() -> None:

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "fault_pipeline.h"
+#include "process_faults.h"
 
 namespace py = pybind11;
 
@@ -35,7 +36,7 @@ void take(const py::dict& settings, const char* key, Value& value,
 
 std::vector<std::pair<const char*, FaultKind>> kinds() {
   std::vector<std::pair<const char*, FaultKind>> kinds;
-  for (int i = 0; i <= static_cast<int>(FaultKind::kStop); ++i) {
+  for (int i = 0; i <= static_cast<int>(FaultKind::kClock); ++i) {
     kinds.emplace_back(kind_name(static_cast<FaultKind>(i)), static_cast<FaultKind>(i));
   }
   return kinds;
@@ -78,6 +79,11 @@ FaultRule rule_from(const py::dict& settings) {
   take(settings, "copies", rule.copies);
   take(settings, "exit_code", rule.exit_code);
   take(settings, "text", rule.text);
+  take(settings, "element", rule.element);
+  take(settings, "bit", rule.bit);
+  take(settings, "memory", rule.memory);
+  take(settings, "each", rule.each);
+  take(settings, "by", rule.by);
   return rule;
 }
 
@@ -92,6 +98,7 @@ std::vector<std::tuple<std::string, uint64_t, uint64_t>> counts_of(FaultPipeline
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
+  module.def("store_delay", &store_delay);
   py::class_<FaultPipeline, std::shared_ptr<FaultPipeline>>(module, "FaultPipeline", py::module_local())
       .def(py::init<const std::string&>(), py::arg("worker"))
       .def("__rpc_interceptor__",

@@ -12,6 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "process_faults.h"
+#include "rpc_backends_agents/tensor_values.h"
+
 namespace rpc_backends {
 
 namespace {
@@ -132,6 +135,26 @@ class FaultCall final : public Observer, public std::enable_shared_from_this<Fau
   Faults answer_faults_;  // of the answer that was passed on; written by the thread that set `answered_`
 };
 
+// Corrupts a request or an answer; the agents' classes have the interface beside that of the argument.
+template <typename Message>
+void corrupt(Message& target, const FaultRules& rules, const FaultCall& call, FaultKind kind) {
+  auto* const values = dynamic_cast<TensorValues*>(&target);
+  for (const Fault& fault : call.faults) {
+    if (fault.rule->kind != kind) {
+      continue;
+    }
+    if (values == nullptr) {
+      static std::atomic<bool> said{false};
+      if (!said.exchange(true)) {
+        std::fputs("RPC faults: the installed rpc-backends-agents is too old to corrupt tensors.\n", stderr);
+      }
+      return;
+    }
+    const auto [element, bit] = rules.place_of(*fault.rule, call.message);
+    values->flip_bit(element, bit);
+  }
+}
+
 void FaultCall::on_answer(AnswerPtr answer) {
   if (find(FaultKind::kReplyLost)) {
     answer->drop();
@@ -174,6 +197,7 @@ void FaultCall::pass(const AnswerPtr& answer, const Faults& answer_faults) {
     answer->drop();  // the answer to another copy of the request came first
     return;
   }
+  corrupt(*answer, pipeline_->rules, *this, FaultKind::kReplyCorrupt);
   answer_faults_ = answer_faults;
   answer->pass();
 }
@@ -240,6 +264,10 @@ void FaultPipeline::on_request(RequestPtr request) {
   if (const Fault* stop = call->find(FaultKind::kStop)) {
     stop_process(stop->seconds);
   }
+  for (const Fault& fault : call->faults) {
+    apply_to_process(fault);
+  }
+  corrupt(*request, rules, *call, FaultKind::kCorrupt);
   request->observe(call);
   if (const Fault* failed = call->find(FaultKind::kFail)) {
     call->set_outcome("failed");
@@ -259,6 +287,26 @@ void FaultPipeline::on_request(RequestPtr request) {
     later(seconds, [self = shared_from_this(), call, request] { self->hold(call, request); });
   } else {
     hold(call, request);
+  }
+}
+
+void FaultPipeline::apply_to_process(const Fault& fault) {
+  const FaultRule& rule = *fault.rule;
+  switch (rule.kind) {
+    case FaultKind::kMemory:
+      limit_memory(rule.memory);
+      scheduler_->after(std::min(fault.seconds, kMostSeconds), [] { free_memory_limit(); });
+      break;
+    case FaultKind::kStore:
+      hold_stores(fault.seconds, rule.each);
+      break;
+    case FaultKind::kClock:
+      if (!move_clock(rule.by)) {
+        std::fprintf(stderr, "RPC faults: the clock of RPC worker '%s' cannot be moved here.\n", worker_.c_str());
+      }
+      break;
+    default:
+      break;
   }
 }
 
@@ -352,6 +400,7 @@ void FaultPipeline::later(double seconds, std::function<void()> job) {
 
 void FaultPipeline::on_settle() {
   rules.close();
+  end_process_faults();
   std::vector<Waiting> free;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -366,6 +415,7 @@ void FaultPipeline::on_settle() {
 
 void FaultPipeline::on_stop() {
   rules.close();
+  end_process_faults();
   std::map<int, std::list<Waiting>> dropped;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(mutex_);
   stopped_ = true;

@@ -46,6 +46,8 @@ class FaultPipeline : public Interceptor, public std::enable_shared_from_this<Fa
     Scheduler::Key bound;
   };
 
+  // Faults of the whole process, which begin when it sends a message.
+  void apply_to_process(const Fault& fault);
   void hold(const FaultCallPtr& call, const RequestPtr& request);
   void transmit(const FaultCall& call, const RequestPtr& request);
   // Called when the call `id` to `peer` has ended; it counts for the held requests with lower ids.

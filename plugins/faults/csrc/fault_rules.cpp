@@ -18,6 +18,7 @@ constexpr uint64_t kKeyBits = (uint64_t{1} << 20) - 1;
 constexpr uint64_t kChance = 0;
 constexpr uint64_t kLength = 1;
 constexpr uint64_t kLength2 = 2;
+constexpr uint64_t kPlace = 3;
 constexpr uint64_t kAnswer = 8;
 
 FaultRules::Clock::duration duration_of(double seconds) {
@@ -30,9 +31,13 @@ bool any_matches(const std::vector<std::string>& patterns, const std::string& te
          std::any_of(patterns.begin(), patterns.end(), [&](const auto& pattern) { return matches(pattern, text); });
 }
 
+bool is_of_tensors(FaultKind kind) {
+  return kind == FaultKind::kCorrupt || kind == FaultKind::kReplyCorrupt;
+}
+
 // Whether a rule makes random decisions.
 bool draws(const FaultRule& rule) {
-  return rule.probability < 1 || rule.shape != FaultRule::Shape::kFixed;
+  return rule.probability < 1 || rule.shape != FaultRule::Shape::kFixed || is_of_tensors(rule.kind);
 }
 
 // Whether a pause has a length of its own; otherwise it ends with the rule.
@@ -65,7 +70,8 @@ bool same(const FaultRule& rule, const FaultRule& other) {
     return std::tie(rule.key, rule.kind, rule.types, rule.senders, rule.receivers, rule.functions, rule.housekeeping,
                     rule.one_way, rule.probability, rule.after, rule.every, rule.first, rule.per, rule.budget,
                     rule.start, rule.end, rule.mark, rule.shape, rule.seconds, rule.spread, rule.others, rule.bound,
-                    rule.rate, rule.copies, rule.exit_code, rule.text);
+                    rule.rate, rule.copies, rule.exit_code, rule.text, rule.element, rule.bit, rule.memory, rule.each,
+                    rule.by);
   };
   return all(rule) == all(other);
 }
@@ -135,6 +141,16 @@ const char* kind_name(FaultKind kind) {
       return "crash";
     case FaultKind::kStop:
       return "stop";
+    case FaultKind::kCorrupt:
+      return "corrupt";
+    case FaultKind::kReplyCorrupt:
+      return "reply_corrupt";
+    case FaultKind::kMemory:
+      return "memory";
+    case FaultKind::kStore:
+      return "store";
+    case FaultKind::kClock:
+      return "clock";
   }
   return "";
 }
@@ -202,6 +218,7 @@ std::optional<FaultMessage> FaultRules::decide(const RequestHead& request, Fault
   seen.receiver_id = request.peer_id();
   seen.receiver = request.peer();
   seen.bytes = request.payload_bytes() + request.tensor_bytes();
+  seen.tensors = request.tensors();
   bool has_function = false;
   bool has_digest = false;
   bool has_payload = false;
@@ -297,6 +314,9 @@ Faults FaultRules::apply_all(const std::vector<StatePtr>& rules, const FaultMess
 
 std::optional<Fault> FaultRules::apply(State& state, const FaultMessage& message, bool answer, bool ended) {
   const FaultRule& rule = *state.rule;
+  if (rule.kind == FaultKind::kCorrupt && message.tensors == 0) {
+    return std::nullopt;
+  }
   const auto at = Clock::now();
   const bool pause = rule.kind == FaultKind::kPause;
   // A pause holds everything that the rule selects until it ends. An answer starts no pause.
@@ -465,6 +485,17 @@ double FaultRules::draw(const State& state, const FaultMessage& message, uint64_
   // There is no number for the answer to a request that was sent before the rule was added.
   hash.add_number(number == message.numbers.end() ? 0 : number->second);
   return static_cast<double>(hash.finish() >> 11) * 0x1p-53;
+}
+
+std::pair<uint64_t, uint64_t> FaultRules::place_of(const FaultRule& rule, const FaultMessage& message) const {
+  SipHash hash(seed_, kPlace);
+  hash.add(rule.name);
+  hash.add(message.receiver);
+  hash.add(type_name(message.type));
+  hash.add_number(message.digest);
+  const uint64_t drawn = hash.finish();
+  return {rule.element >= 0 ? static_cast<uint64_t>(rule.element) : drawn >> 8,
+          rule.bit >= 0 ? static_cast<uint64_t>(rule.bit) : drawn & 0xff};
 }
 
 double FaultRules::seconds_of(State& state, const FaultMessage& message, bool answer, Clock::time_point at) {

@@ -30,19 +30,24 @@ namespace rpc_backends {
 constexpr double kMostSeconds = 31'536'000;
 
 enum class FaultKind {
-  kFail,        // the caller gets an error; nothing is sent
-  kDrop,        // nothing is sent; the caller times out
-  kDelay,       // sent later
-  kReplyLost,   // sent; the caller does not get the answer
-  kReplyFail,   // sent; the caller gets an error instead of the answer
-  kReplyDelay,  // sent; the caller gets the answer later
-  kDuplicate,   // sent more than once
-  kReorder,     // sent after later requests are answered
-  kPartition,   // the link carries neither requests nor answers
-  kBandwidth,   // the link carries a limited number of bytes per second
-  kPause,       // the worker neither sends nor answers for a while
-  kCrash,       // the process ends
-  kStop,        // sent after the process was stopped for a while
+  kFail,          // the caller gets an error; nothing is sent
+  kDrop,          // nothing is sent; the caller times out
+  kDelay,         // sent later
+  kReplyLost,     // sent; the caller does not get the answer
+  kReplyFail,     // sent; the caller gets an error instead of the answer
+  kReplyDelay,    // sent; the caller gets the answer later
+  kDuplicate,     // sent more than once
+  kReorder,       // sent after later requests are answered
+  kPartition,     // the link carries neither requests nor answers
+  kBandwidth,     // the link carries a limited number of bytes per second
+  kPause,         // the worker neither sends nor answers for a while
+  kCrash,         // the process ends
+  kStop,          // sent after the process was stopped for a while
+  kCorrupt,       // sent with a changed bit in a tensor
+  kReplyCorrupt,  // sent; the caller gets the answer with a changed bit in a tensor
+  kMemory,        // sent; the process can allocate little memory for a while
+  kStore,         // sent; the process's stores are slow or do not answer for a while
+  kClock,         // sent after the wall clock of the process has jumped
 };
 
 const char* kind_name(FaultKind kind);
@@ -78,14 +83,19 @@ struct FaultRule {
 
   // What.
   Shape shape = Shape::kFixed;
-  double seconds = 0;   // delays, pause: the fixed value, the minimum or the mean, depending on the shape
-  double spread = 0;    // the maximum or the standard deviation, depending on the shape
-  uint64_t others = 1;  // reorder: how many later requests must be answered first
-  double bound = 1;     // reorder: seconds after which the request is sent in any case
-  double rate = 0;      // bandwidth: bytes per second
-  uint64_t copies = 2;  // duplicate: how many times the request is sent, the original included
-  int exit_code = -1;   // crash: -1 means SIGKILL
-  std::string text;     // fail, reply_fail: replaces the default error text
+  double seconds = 0;    // delays, pause: the fixed value, the minimum or the mean, depending on the shape
+  double spread = 0;     // the maximum or the standard deviation, depending on the shape
+  uint64_t others = 1;   // reorder: how many later requests must be answered first
+  double bound = 1;      // reorder: seconds after which the request is sent in any case
+  double rate = 0;       // bandwidth: bytes per second
+  uint64_t copies = 2;   // duplicate: how many times the request is sent, the original included
+  int exit_code = -1;    // crash: -1 means SIGKILL
+  std::string text;      // fail, reply_fail: replaces the default error text
+  int64_t element = -1;  // corrupt: the element of all tensors; -1: drawn
+  int64_t bit = -1;      // corrupt: the bit of the element; -1: drawn
+  uint64_t memory = 0;   // memory: how many more bytes the process can allocate
+  double each = 0;       // store: how much longer each request takes; 0: none is answered
+  double by = 0;         // clock: by how many seconds it jumps
 };
 
 // The properties of a request that rules and the log use.
@@ -96,6 +106,7 @@ struct FaultMessage {
   int receiver_id = 0;
   std::string receiver;
   uint64_t bytes = 0;
+  size_t tensors = 0;
   uint64_t digest = 0;   // only if the log, a replay or a random decision needs it
   uint64_t nth = 0;      // its number among identical messages, from 1; only for the log and replays
   uint64_t payload = 0;  // the digest of every byte; only if a rule counts by payload
@@ -165,6 +176,9 @@ class FaultRules {
   std::optional<FaultMessage> decide(const RequestHead& request, Faults& faults, bool& answers);
   // Decides the faults of the answer to `message`; the answer has `bytes` bytes.
   Faults decide_answer(const FaultMessage& message, uint64_t bytes);
+  // Returns the element and the bit that a corruption of this message, or of its answer, changes. They depend on the
+  // seed, the name of the rule and the message, so a replay changes the same ones.
+  std::pair<uint64_t, uint64_t> place_of(const FaultRule& rule, const FaultMessage& message) const;
 
   std::vector<FaultCount> counts() const;
   Metrics metrics() const;
@@ -248,7 +262,7 @@ class FaultRules {
   std::atomic<bool> idle_{true};
   std::atomic<bool> watched_{false};
   std::atomic<bool> closed_{false};
-  uint64_t seed_ = 0;
+  std::atomic<uint64_t> seed_{0};
   Clock::time_point started_ = Clock::now();
   std::vector<StatePtr> rules_;
   std::vector<std::string> housekeeping_;

@@ -447,9 +447,30 @@ def test_an_invalid_seed_of_the_program_is_refused(seed: Any) -> None:
     settings.disable()
 
 
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("what = 'clock'", "'clock' needs 'by'"),
+        ("what = 'clock'\nby = 0", "'by' is 0; it must be a number of seconds, not 0"),
+        ("what = 'memory'\nseconds = 1", "'memory' needs 'bytes'"),
+        ("what = 'corrupt'\nbit = 128", "'bit' is 128; it must be a whole number, 0 or more"),
+        (
+            "what = 'store'\nseconds = 1\neach = 0",
+            "'each' is 0; it must be a number of seconds, above 0",
+        ),
+    ],
+)
+def test_faults_of_processes_and_tensors_are_checked(rule: str, why: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        rules(f"[[rule]]\n{rule}\n")
+
+    assert why in str(caught.value)
+
+
 def test_every_kind_has_its_own_explanation() -> None:
     needs = {"delay": "seconds = 1", "reply_delay": "seconds = 1", "bandwidth": "rate = 5"}
-    needs |= {"pause": "seconds = 1", "stop": "seconds = 1"}
+    needs |= {"pause": "seconds = 1", "stop": "seconds = 1", "store": "seconds = 1"}
+    needs |= {"memory": "seconds = 1\nbytes = 9", "clock": "by = -3"}
     said = {
         explain(rules(f"[[rule]]\nwhat = '{what}'\n{needs.get(what, '')}\n")[0]) for what in KINDS
     }

@@ -94,6 +94,19 @@ def test_the_reports_name_the_failure(double_update: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_logs_say_how_much_memory_each_worker_has_at_its_end(double_update: Path) -> None:
+    ends = [
+        event["memory"]
+        for log in double_update.glob("failures/*/logs/*.jsonl")
+        for event in map(json.loads, log.read_text().splitlines())
+        if event["event"] == "end of log"
+    ]
+
+    assert len(ends) == 2
+    assert min(ends) > 2**20
+
+
+@pytest.mark.slow
 def test_the_written_test_fails(double_update: Path) -> None:
     (test,) = double_update.glob("failures/*/test_failure.py")
     done = subprocess.run(
@@ -196,7 +209,9 @@ def test_each_planted_bug_is_found_and_shrunk(program: Path, tmp_path: Path) -> 
     file = program.with_name(f"{program.stem}_checks.py")
     file = file if file.exists() else program.with_name("invariants.py")
     options = ("--invariants", str(file)) if file.exists() else ()
-    limits = ("--budget", "10m", "--failures", "1", "--confirm", "3", "--hang", "35s")
+    # Longer than the timeout of each program's shutdown.
+    hang = "45s" if program.parent == PLANTED else "75s"
+    limits = ("--budget", "10m", "--failures", "1", "--confirm", "3", "--hang", hang)
     kinds = ("--kinds", PROGRAMS[program], "--against", "ZEROMQ")
     explore(tmp_path / "out", *options, *limits, *kinds, "--seed", "1", program=program)
 

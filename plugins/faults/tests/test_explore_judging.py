@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rpc_backends_faults.explore import invariants
+from rpc_backends_faults.explore.diagnosis import waits
 from rpc_backends_faults.explore.invariants import Invariant
 from rpc_backends_faults.explore.processes import Program, RunningProgram
 from rpc_backends_faults.explore.runs import Run
@@ -99,6 +100,58 @@ def test_a_program_without_progress_hangs_and_is_ended(tmp_path: Path) -> None:
     assert [cause.kind for cause in judge(run)] == ["hang"]
 
 
+def stacks(*frames: str) -> str:
+    lines = [
+        f'  File "{path}", line 8 in {name}' for path, _, name in (f.partition(":") for f in frames)
+    ]
+    return "\n".join(["Thread 0x7f00 (most recent call first):", *lines, ""])
+
+
+def test_a_hang_waits_in_the_innermost_functions_of_the_program() -> None:
+    library = "/x/site-packages/torch/api.py:rpc_sync"
+    ours = "/y/src/rpc_backends_core/_patches.py:call"
+    work = stacks(library, ours, "/p/group.py:retry", "/p/train.py:work", "/p/train.py:main")
+    timer = stacks("/usr/lib/python3.12/threading.py:wait")
+
+    assert waits(work + "\n" + timer) == {"retry from work"}
+
+
+def hung(folder: Path, *waiting: str, cause: str = "") -> Run:
+    causes = [cause] if cause else []
+    return Run(folder, None, 1.0, "no event", causes=causes, waiting=list(waiting))
+
+
+def test_hangs_in_different_functions_have_different_causes(tmp_path: Path) -> None:
+    put, barrier = (judge(hung(tmp_path, where))[0].key for where in ("put", "barrier"))
+
+    assert put != barrier
+
+
+def test_a_hang_keeps_its_cause_if_the_likely_reason_differs(tmp_path: Path) -> None:
+    cycle, threads = (
+        judge(hung(tmp_path, "put", cause=text))[0].key for text in ("cycle", "threads")
+    )
+
+    assert cycle == threads
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_run_that_hangs_say_where_they_wait(tmp_path: Path) -> None:
+    program = Path(__file__).parent / "planted/pool_deadlock.py"
+    rules = '[[rule]]\nwhat = "duplicate"\nfunction = "*.put"\nfirst = 1\n'
+    running = RunningProgram(
+        Program((sys.executable, str(program)), 15.0, 300.0), tmp_path / "run", rules
+    )
+    try:
+        while (run := running.poll()) is None:
+            time.sleep(0.05)
+    finally:
+        running.stop()
+
+    (cause,) = judge(run)
+    assert cause.key == "hang in _run from run, confirm, put, retry from work"
+
+
 def test_a_program_that_only_prints_is_ended_too(tmp_path: Path) -> None:
     code = "import time\nwhile True: print('.'); time.sleep(0.05)"
     run = finished(tmp_path, code, timeout=1.0)
@@ -112,6 +165,28 @@ def test_a_process_that_left_its_group_is_reported_and_ended(tmp_path: Path) -> 
     (cause,) = judge(run)
     assert cause.kind == "left behind"
     assert "time.sleep(600)" in cause.title
+
+
+def test_processes_left_behind_do_not_hide_a_broken_invariant(tmp_path: Path) -> None:
+    def check(run: Run) -> None:
+        raise AssertionError("2 is lost")
+
+    run = with_output(tmp_path, "applied 1", 0)
+    run.left_behind = ["7 sleep"]
+
+    kinds = [cause.kind for cause in judge(run, [Invariant("all_applied", check)])]
+    assert kinds == ["invariant", "left behind"]
+
+
+def test_each_signal_is_a_cause(tmp_path: Path) -> None:
+    output = """\
+        process 0 terminated with signal SIGSEGV
+        process 1 terminated with signal SIGABRT
+        process 2 terminated with signal SIGSEGV
+        """
+
+    keys = [cause.key for cause in judge(with_output(tmp_path, output))]
+    assert keys == ["signal SIGSEGV", "signal SIGABRT"]
 
 
 def test_an_invariant_that_raises_is_a_cause(tmp_path: Path) -> None:
@@ -151,6 +226,23 @@ def test_a_result_is_compared_with_the_fault_free_run(tmp_path: Path) -> None:
 
     with pytest.raises(AssertionError, match="differs from"):
         invariants.same_as_without_faults(run, r"parameters (\w+)")
+
+
+def with_memory(folder: Path, mebibytes: int) -> Run:
+    (folder / "logs").mkdir(parents=True)
+    start = '{"t":1.0,"event":"start","worker":"ps","seed":0,"rules":[],"pid":1}\n'
+    end = f'{{"t":2.0,"event":"end of log","memory":{mebibytes * 2**20}}}\n'
+    (folder / "logs" / "ps.jsonl").write_text(start + end)
+    return Run(folder, 0, 1.0)
+
+
+def test_memory_that_a_worker_does_not_give_back_is_named(tmp_path: Path) -> None:
+    run, little = with_memory(tmp_path / "a", 300), with_memory(tmp_path / "b", 110)
+    run.baseline = little.baseline = with_memory(tmp_path / "c", 100)
+
+    invariants.memory_back(little)
+    with pytest.raises(AssertionError, match="ps has 200 MiB more than without faults"):
+        invariants.memory_back(run)
 
 
 def test_a_loss_outside_its_band_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rpc_backends_faults.explore.shrinking import Shrunk, exact, shrink
 
 START = '{"t":1.0,"event":"start","worker":"trainer","seed":0,"rules":[],"pid":1}'
 PLACES = [
-    Place("PYTHON_CALL", f"train.{name}", "trainer", "ps", phase, numbers)
+    Place("PYTHON_CALL", f"train.{name}", "trainer", "ps", phase, numbers, numbers)
     for name in ("update", "step")
     for phase, numbers in (("first", (0,)), ("middle", (1, 2, 3)), ("last", (4,)))
 ]
@@ -24,7 +24,7 @@ ONE_RUN = Run(Path("none"), 0, 1.0)
 
 
 def take(number: int, seed: int = 1, kinds: tuple[str, ...] = KINDS) -> list[Schedule]:
-    return list(itertools.islice(generate(lambda: PLACES, kinds, seed), number))
+    return list(itertools.islice(generate(sorted(PLACES), kinds, seed), number))
 
 
 def run_with(folder: Path, *lines: str) -> Run:
@@ -76,19 +76,34 @@ def test_faults_are_combined_after_single_faults() -> None:
     assert {len(schedule.faults) for schedule in later} == {2, 3}
 
 
-def test_places_that_appear_later_get_faults_too() -> None:
-    known = list(PLACES[:1])
-    schedules = generate(lambda: known, ("drop",), 1)
+def test_a_second_fault_may_act_on_any_message_after_the_first() -> None:
+    """So a call that the program only makes after a fault gets faults, too."""
+    together = take(len(PLACES) + 100, kinds=("drop",))[len(PLACES) :]
+    faults = [dict(rule) for schedule in together for rule in schedule.faults]
 
-    next(schedules)
-    known.append(PLACES[4])
+    assert any("function" not in rule and rule["after"] > 0 for rule in faults)
 
-    assert next(schedules).origin == f"drop at {PLACES[4].text()}"
+
+def test_only_the_run_without_faults_says_where_faults_are_injected(tmp_path: Path) -> None:
+    places = Places()
+    places.learn(run_with(tmp_path / "0", request(1)))
+    before = list(itertools.islice(generate(list(places), KINDS, 1), 50))
+    places.cover(run_with(tmp_path / "1", request(1), request(2, "train.rejoin")))
+
+    assert list(itertools.islice(generate(list(places), KINDS, 1), 50)) == before
+    assert places.others == ["train.rejoin (PYTHON_CALL), trainer to ps"]
+
+
+def test_calls_that_start_groups_are_no_places(tmp_path: Path) -> None:
+    places = Places()
+    places.learn(run_with(tmp_path, request(1, "torch.distributed.rpc.api._gather_to_leader")))
+
+    assert list(places) == []
 
 
 @pytest.mark.parametrize("strategy", ["guided", "random"])
 def test_each_schedule_is_a_valid_rule_file(strategy: str, tmp_path: Path) -> None:
-    schedules = generate(lambda: PLACES, KINDS, 3, strategy)  # type: ignore[arg-type]
+    schedules = generate(PLACES, KINDS, 3, strategy)  # type: ignore[arg-type]
     for schedule in itertools.islice(schedules, 200):
         text = schedule.rule_file("a sentence\nand another")
         assert len(files.parse(text, "rules.toml").rules) == len(schedule.faults)
@@ -103,11 +118,11 @@ def test_places_are_streams_and_phases_of_a_run(tmp_path: Path) -> None:
     places = Places()
     places.learn(run)
 
-    assert [(place.function, place.phase, place.numbers) for place in places] == [
-        ("train.save", "epoch-1", (0,)),
-        ("train.update", "first", (0,)),
-        ("train.update", "last", (2,)),
-        ("train.update", "middle", (1,)),
+    assert [(p.function, p.phase, p.numbers, p.positions) for p in places] == [
+        ("train.save", "epoch-1", (0,), (3,)),
+        ("train.update", "first", (0,), (0,)),
+        ("train.update", "last", (2,), (2,)),
+        ("train.update", "middle", (1,), (1,)),
     ]
 
 

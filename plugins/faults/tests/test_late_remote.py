@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.command import run_python
 from support.environments import clean_environ
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "late_remote"
@@ -27,14 +27,8 @@ def run(backend: str, to: str, rules: str | None = "late.toml") -> subprocess.Co
     variables = {"RPC_BACKENDS_DENY": name} if name != backend else {}
     if rules:
         variables["RPC_BACKENDS_FAULTS"] = str(EXAMPLE / rules)
-    return subprocess.run(
-        [sys.executable, EXAMPLE / "program.py", "--backend", name, "--to", to],
-        check=False,
-        env=clean_environ(variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    program = (EXAMPLE / "program.py", "--backend", name, "--to", to)
+    return run_python(*program, env=clean_environ(variables))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.command import run_python
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "explore" / "train.py"
 CRASH = """[[rule]]
@@ -23,14 +24,7 @@ after = 5
 def train(tmp_path: Path, rules: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "rules.toml").write_text(rules)
     variables = {"RPC_BACKENDS_FAULTS": "rules.toml", "RPC_BACKENDS_FAULTS_LOG": "logs"}
-    return subprocess.run(
-        [sys.executable, str(EXAMPLE), "--fixed"],
-        cwd=tmp_path,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(EXAMPLE, "--fixed", cwd=tmp_path, env={**os.environ, **variables})
 
 
 def crashes(tmp_path: Path) -> int:

@@ -170,9 +170,19 @@ def attacks(folder: str) -> dict[str, bytes]:
             name(INTERNAL, "_run_function"), call(MKDIR, path("run_function"))[2:-1]
         ),
         "operator_call": call(name("operator", "call"), MKDIR, path("operator_call")),
-        "create_module": call(
+        "cve_2024_48063_create_module": call(
             name("torch.distributed.nn.api.remote_module", "_create_module"),
-            MKDIR, b"(" + path("create_module") + b"t", b"}", text("cpu"),
+            MKDIR, b"(" + path("cve_2024_48063_create_module") + b"t", b"}", text("cpu"),
+        ),
+        # a job is a command line, which the head of the cluster runs for everyone who asks
+        "shadowray_job": call(
+            name("subprocess", "check_call"),
+            b"](" + text("mkdir") + path("shadowray_job") + b"e",
+        ),
+        "cve_2025_32434_torch_load": call(
+            name("torch.serialization", "load"),
+            made(name("_io", "BytesIO"), raw(_torch_file(f"{folder}/cve_2025_32434_torch_load"))),
+            keywords=b"}" + text("weights_only") + b"\x89s",
         ),
         # callables that a pickle makes
         "partial": call(made(name("functools", "partial"), MKDIR, path("partial"))),
@@ -199,6 +209,16 @@ def attacks(folder: str) -> dict[str, bytes]:
         "in_type": call(LISTED, made(name(ME, "Config"), made(MKDIR, path("in_type")))),
         "function_for_others": call(LISTED, made(name(ME, "for_others"), path("function_for_others"))),
         "cve_2025_32444_bare": b"\x80\x04" + made(MKDIR, path("cve_2025_32444_bare")) + b".",
+        # a broker unpickles what arrives, in the form that pickle.dumps(object, 3) gives it
+        "cve_2026_3059_broker": b"\x80\x03cposix\nmkdir\n(" + path("cve_2026_3059_broker") + b"tR.",
+        # what is no pickle has a part that another unpickler gets
+        "cve_2026_93034_forking_pickler": call(
+            LISTED,
+            made(
+                getattr_(name("multiprocessing.reduction", "ForkingPickler"), "loads"),
+                raw(inner("cve_2026_93034_forking_pickler")),
+            ),
+        ),
         "newobj": call(LISTED, name(ME, "Evil") + b"(" + path("newobj") + b"t\x81"),
         "newobj_ex": call(LISTED, name(ME, "Evil") + b"(" + path("newobj_ex") + b"t}\x92"),
         "newobj_of_copyreg": call(
@@ -245,10 +265,108 @@ def _torch_file(path: str) -> bytes:
     return b"\x80\x02" + made(MKDIR, text(path)) + b"."
 
 
+def _shared(levels: int) -> bytes:
+    """Return the opcodes of a tuple of two references to such a tuple, and so on: 2**levels values."""
+    opcodes = b"K\x01\x85\x94"
+    for level in range(levels):
+        # the memo of call() has no other entries
+        opcodes += b"0" + b"h" + bytes([level]) + b"h" + bytes([level]) + b"\x86\x94"
+    return opcodes
+
+
+def _long(number: int) -> bytes:
+    encoded = number.to_bytes(number.bit_length() // 8 + 1, "little")
+    return b"\x8a" + bytes([len(encoded)]) + encoded
+
+
+def _hidden_depth(levels: int) -> bytes:
+    """Return the opcodes of lists in lists; each is put into the next one by its entry of the memo."""
+    opcodes = b"]\x94" * levels
+    for level in range(levels - 1, 0, -1):
+        opcodes += b"h" + bytes([level - 1]) + b"a0"
+    return opcodes + b"0h" + bytes([levels - 1])
+
+
+def _gather(function: str, *arguments: bytes) -> bytes:
+    return call(name("torch.distributed.rpc.api", function), *arguments)
+
+
+def _names(*workers: str) -> bytes:
+    return b"\x8f(" + b"".join(map(text, workers)) + b"\x90"
+
+
+def gathers() -> dict[str, bytes]:
+    """Return calls of worker1 that would end or falsify a gather of worker0 and worker1."""
+    both = _names("worker0", "worker1")
+    gather, announce = "_gather_to_leader", "_broadcast_to_followers"
+    values = b"}(" + text("worker0") + b"N" + text("worker1") + b"Nu"
+    return {
+        "an end without the others": _gather(gather, text("worker0worker10"), text("worker1"), b"N", _names("worker1")),
+        "an end by another leader": _gather(gather, text("worker10"), text("worker1"), b"N", _names("worker1")),
+        "members of all names": _gather(gather, text("worker0worker10"), text("worker1"), b"N", b"N"),
+        "members in a list": _gather(gather, text("worker0worker10"), text("worker1"), b"N", b"](" + text("worker0") + text("worker1") + b"e"),
+        "members that are numbers": _gather(gather, text("worker0worker10"), text("worker1"), b"N", b"\x8f(K\x00" + text("worker1") + b"\x90"),
+        "another worker's part": _gather(gather, text("worker0worker10"), text("worker0"), b"N", both),
+        "another gather": _gather(gather, text("worker0worker20"), text("worker1"), b"N", both),
+        "a gather far ahead": _gather(gather, text("worker0worker199"), text("worker1"), b"N", both),
+        "a gather without a number": _gather(gather, text("worker0worker1"), text("worker1"), b"N", both),
+        "a number for a gather": _gather(gather, b"K\x00", text("worker1"), b"N", both),
+        "an announcement in the leader's place": _gather(announce, text("worker0worker10"), values),
+        "an announcement of a list": _gather(announce, text("worker0worker10"), b"]"),
+        "an announcement without this worker": _gather(announce, text("worker10"), b"}" + text("worker1") + b"Ns"),
+    }  # fmt: skip
+
+
 def harmful() -> dict[str, bytes]:
     """Return calls that would harm the worker that unpickles them."""
     deep = b")" + b"\x85" * 200_000
+    billion = made(name("builtins", "range"), b"J\x00\xca\x9a\x3b")
+    receiver = made(
+        name("builtins", "getattr"), name(INTERNAL, "_InternalRPCPickler"), text("_tensor_receiver")
+    )
     return {
+        **gathers(),
+        "shared tuples as a key": call(LISTED, b"}" + _shared(50) + b"Ns"),
+        "shared tuples as keys": call(LISTED, b"}(" + _shared(50) + b"Nu"),
+        "shared tuples in a set": call(LISTED, b"\x8f(" + _shared(50) + b"\x90"),
+        "shared tuples in a frozenset": call(LISTED, b"(" + _shared(50) + b"\x91"),
+        "shared tuples in an OrderedDict": call(
+            LISTED, made(name("collections", "OrderedDict"), _shared(50) + b"N\x86\x85")
+        ),
+        "shared tuples as an argument of a class": call(LISTED, made(name(ME, "Config"), _shared(50))),
+        "a range": call(LISTED, billion),
+        "a group of a billion exceptions": call(
+            LISTED, made(name("builtins", "ExceptionGroup"), text("x"), billion)
+        ),
+        "an exception with a billion arguments": call(
+            LISTED, made(name("builtins", "ValueError")) + b"}" + text("args") + billion + b"sb"
+        ),
+        "keys with equal hashes": call(
+            LISTED, b"}(" + b"".join(_long(i * (2**61 - 1)) + b"N" for i in range(1, 50_000)) + b"u"
+        ),
+        "tuples as keys": call(
+            LISTED,
+            b"\x8f(" + b"".join(b"M" + i.to_bytes(2, "little") + b"\x85" for i in range(50_000)) + b"\x90",
+        ),
+        "items for a tensor": call(LISTED, made(receiver, b"K\x00") + b"K\x00K\x01s"),
+        "many items for a tensor": call(LISTED, made(receiver, b"K\x00") + b"(K\x00K\x01u"),
+        "a tensor as a list": call(LISTED, made(receiver, b"K\x00") + b"(K\x00e"),
+        "items for a parameter": call(
+            LISTED,
+            made(name("torch._utils", "_rebuild_parameter"), made(receiver, b"K\x00"), b"\x89", b"}") + b"K\x00K\x01s",
+        ),
+        "items for a tuple": call(LISTED, b"K\x01\x85K\x01a"),
+        "depth in the memo": call(LISTED, _hidden_depth(250)),
+        "a list that holds itself": call(LISTED, b"]\x94h\x00a"),
+        "a million copies of 100 kB": call(
+            LISTED,
+            name("builtins", "bytearray") + b"\x94" + raw(b"x" * 100_000) + b"\x94"
+            + b"0h\x00h\x01\x85R" * 100_000,
+        ),
+        "a million states": call(
+            LISTED, b"](" + b"N" * 10_000 + b"e\x94" + made(name(ME, "Config")) + b"h\x00b" * 100_000
+        ),
+        "a million marks": call(LISTED, b"(" * 20_000_000),
         "persistent id": call(LISTED, text("x") + b"Q"),
         "persistent id as text": call(LISTED, b"Px\n"),
         "a memo of 16 GiB": call(LISTED, text("x") + b"r\xff\xff\xff\x7f"),

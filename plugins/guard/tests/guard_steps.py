@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any, List  # noqa: UP035  # TorchScript reads it
 
@@ -112,6 +113,23 @@ def use(me: WorkerContext) -> dict[str, str]:
     return outcomes
 
 
+def profile(me: WorkerContext) -> str:
+    """Call a listed function under the profiler that torch sends to the callee."""
+    with torch.autograd.profiler_legacy.profile():
+        return _outcome(lambda: rpc.rpc_sync("worker0", guard_attacks.listed, (1,)))
+
+
+def call_self(me: WorkerContext) -> str:
+    """Call a function of this worker that no policy lists."""
+    own = rpc.get_worker_info().name
+    return _outcome(lambda: rpc.rpc_sync(own, guard_attacks.raise_unlisted))
+
+
+def memory(me: WorkerContext) -> int:
+    """Return the most memory that this worker has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def misuse(me: WorkerContext, folder: str) -> dict[str, str]:
     """Do what the policy does not permit, with torch's API."""
     tensor = torch.arange(3.0)
@@ -132,7 +150,7 @@ def misuse(me: WorkerContext, folder: str) -> dict[str, str]:
         "gather": lambda: rpc.rpc_sync(
             "worker0",
             rpc.api._gather_to_leader,
-            (7, "worker2", None),  # type: ignore[attr-defined]
+            ("worker0worker10", "worker0", None, {"worker0", "worker1"}),
         ),
     }
     outcomes = {name: _outcome(run) for name, run in found.items()}

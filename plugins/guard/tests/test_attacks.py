@@ -9,6 +9,7 @@ import guard_attacks
 import guard_steps
 import pytest
 
+from rpc_backends_guard import Policy
 from support import steps
 from support.workers import Workers
 
@@ -135,11 +136,41 @@ def test_harmful_messages_do_no_harm(backend: str, policy: Path, folder: Path) -
     calls = guard_attacks.harmful()
     with Workers(2, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
         workers.run(guard_steps.join, f"file://{folder.parent}/store", backend)
+        before = workers[0].call(guard_steps.memory)
         outcomes = workers[1].call(guard_steps.attack, calls)
         for name, outcome in outcomes.items():
             assert "refuses" in outcome, (name, outcome)
         assert len(audited(policy)) == len(calls)
+        # The largest of these messages, and twice what the values of a message may take.
+        longest = max(map(len, calls.values()))
+        assert workers[0].call(guard_steps.memory) - before < 4 * longest + 2 * Policy(()).max_bytes
         uses(workers)
+        workers.run(steps.leave)
+
+
+def test_there_are_sixty_attacks(folder: Path) -> None:
+    """Each runs on both backends, and each vulnerability of the field is among them."""
+    attacks = [*guard_attacks.attacks(str(folder)), *guard_attacks.harmful()]
+    assert len(attacks) == len(set(attacks)) >= 60
+    for name in ("2024_5480", "2024_48063", "2025_32434", "2025_32444", "2025_66455", "2026_3059"):
+        assert any(f"cve_{name}_" in attack for attack in attacks), name
+    assert {"cve_2026_93034_forking_pickler", "shadowray_job"} <= set(attacks)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_permitted_profiler_reaches_the_callee(backend: str, policy: Path, folder: Path) -> None:
+    """The wrapper that torch puts around a call under a profiler is read."""
+    policy.write_text(POLICY.replace('["fetch", "autograd"]', '["fetch", "autograd", "profiling"]'))
+    with Workers(2, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
+        workers.run(guard_steps.join, f"file://{folder.parent}/store", backend)
+        assert workers[1].call(guard_steps.profile) == "returned 1"
+
+
+def test_calls_of_a_worker_to_itself_are_not_decided(policy: Path, folder: Path) -> None:
+    """They are known by their way, not by the name of their caller."""
+    with Workers(2, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
+        workers.run(guard_steps.join, f"file://{folder.parent}/store", "ZEROMQ")
+        assert "with this text" in workers[0].call(guard_steps.call_self)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

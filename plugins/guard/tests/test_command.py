@@ -12,6 +12,7 @@ import pytest
 
 from rpc_backends_guard import hooks, read
 from rpc_backends_guard.check import check
+from support.command import run_python
 
 PROGRAM = """
 import os
@@ -74,14 +75,7 @@ def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
     """Run a program in a folder."""
     environ = {name: v for name, v in os.environ.items() if not name.startswith("RPC_BACKENDS_")}
     environ |= {"PYTHONPATH": str(folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**environ, **env},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(*arguments, env={**environ, **env}, cwd=folder)
 
 
 def free_port() -> str:

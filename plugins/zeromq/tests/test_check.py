@@ -14,6 +14,7 @@ import pytest
 
 from rpc_backend_zeromq.check import check
 from rpc_backends_cli import Finding
+from support.command import run_python
 
 PREFIX = "RPC_BACKENDS_ZEROMQ_"
 
@@ -148,12 +149,9 @@ def test_a_rendezvous_name_with_a_loopback_address_is_a_warning(
 
 @pytest.mark.slow
 def test_doctor_shows_the_findings_under_zeromq(secret_file: Path, text: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rpc_backends_cli", "doctor", "TENSORPIPE", "--no-calls", "--json"],
+    done = run_python(
+        *("-m", "rpc_backends_cli", "doctor", "TENSORPIPE", "--no-calls", "--json"),
         env={**os.environ, "RPC_BACKENDS_ZEROMQ_SECRET_FILE": str(secret_file)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
     findings = {one["about"]: one for one in json.loads(done.stdout)["sections"]["zeromq"]}

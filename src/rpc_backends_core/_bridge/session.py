@@ -215,6 +215,7 @@ class Session:
             timeout=self.timeout or NEVER.total_seconds(),
             fixed_id=fixed_id,
             join_timeout=self._join_timeout,
+            terms=self.resolved.hooks.rpc_backends_terms(backend=self.resolved.name),
         )
         if fixed_id is None:
             torch_internals.init_autograd(self.group.autograd_id)

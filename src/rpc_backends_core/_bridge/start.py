@@ -83,6 +83,8 @@ def _start_resolved(
     settings = Settings.from_environment()
     resolved = _resolve.resolve_start(backend, options, settings, is_dynamic=not world_size)
     _check_arguments(resolved, name, rank, world_size)
+    if settings.require_authentication:
+        _resolve.check_authentication(resolved)
     resolved.hooks.rpc_backends_start(
         backend=resolved.name,
         resolved=resolved,

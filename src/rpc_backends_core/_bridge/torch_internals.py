@@ -524,6 +524,14 @@ def rebuild_parameter() -> Any:
     return torch._utils._rebuild_parameter
 
 
+def gather_count(members: str) -> int:
+    """Return how many gathers of some members this worker has begun.
+
+    :param members: their names, sorted and joined.
+    """
+    return int(rpc.api._all_gather_sequence_id.get(members, 0))
+
+
 def set_unpickler(unpickler: Any) -> None:
     """Make torch unpickle calls and results with ``unpickler(file).load()``; None restores pickle's."""
     assert rpc.internal._unpickler is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rpc_backends_core._group import terms
 from rpc_backends_core._group.contents import MAX_ID, is_id
 
 #: The fields that each worker writes when it arrives, with their types.
@@ -22,6 +23,7 @@ def arrival_of(rank: int, value: Any) -> dict[str, Any]:
         raise ValueError(f"its rank is {value['rank']}")
     if value["fixed_id"] is not None and not is_id(value["fixed_id"]):
         raise ValueError(f"its 'fixed_id' is not a number from 0 to {MAX_ID}")
+    terms.read(value.get("terms", {}))
     return dict(value)
 
 
@@ -56,6 +58,13 @@ def compose(arrivals: list[dict[str, Any]]) -> dict[str, Any]:
             "backend in all workers, or set RPC_BACKENDS_OVERRIDE to its name for all of them. "
             "`rpc-backends list` on each host shows what is installed."
         }
+    demands = {
+        f"{arrival['name']!r} (rank {arrival['rank']})": terms.read(arrival.get("terms", {}))
+        for arrival in arrivals
+    }
+    problem = terms.disagreement(demands)
+    if problem is not None:
+        return {"error": problem}
     ids = worker_ids([arrival["fixed_id"] for arrival in arrivals])
     containers = autograd_ids([arrival["fixed_id"] for arrival in arrivals], ids)
     return {

@@ -16,7 +16,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from rpc_backends_core._group.group import (
     shortened,
 )
 from rpc_backends_core._group.processes import this_process
+from rpc_backends_core._group.terms import GroupTerm, disagreement, read, written
 from rpc_backends_core._group.waiting import BoundedStore, logger, wait_for
 from rpc_backends_core._process_state import STATE
 from rpc_backends_core._time_limit import JOIN_TIMEOUT
@@ -66,6 +67,7 @@ def join_group(
     timeout: float,
     fixed_id: int | None = None,
     join_timeout: float | None = None,
+    terms: Iterable[GroupTerm] = (),
 ) -> Group:
     """Join the group that is forming (static) or open (dynamic) on ``store``.
 
@@ -76,7 +78,9 @@ def join_group(
     :param fixed_id: the worker id that torch has fixed for this process in an earlier group.
     :param join_timeout: seconds to wait until the group is complete; by default
         ``RPC_BACKENDS_JOIN_TIMEOUT``, or half an hour.
-    :raises GroupError: the group cannot be formed; all its workers raise the same message.
+    :param terms: what this worker states of itself, and demands of the others.
+    :raises GroupError: the group cannot be formed; all its workers raise the same message. In a dynamic
+        group, only the worker that joins raises it.
     :raises GroupTimeoutError: the group was not complete in time.
     :raises StoreError: the store did not answer a request for a minute, or for ``join_timeout`` if that
         is less.
@@ -85,7 +89,9 @@ def join_group(
 
     limit = _settings.join_timeout() if join_timeout is None else join_timeout
     prefixed = PrefixStore("rpc_backends", store)
-    arrival = _Arrival(prefixed, name, rank, backend, fixed_id, min(limit, JOIN_TIMEOUT))
+    arrival = _Arrival(
+        prefixed, name, rank, backend, fixed_id, min(limit, JOIN_TIMEOUT), written(terms)
+    )
     if world_size:
         group = arrival.join_static(world_size, timeout, limit)
     else:
@@ -101,7 +107,14 @@ class _Arrival:
     """
 
     def __init__(
-        self, store: Any, name: str, rank: int, backend: str, fixed_id: int | None, seconds: float
+        self,
+        store: Any,
+        name: str,
+        rank: int,
+        backend: str,
+        fixed_id: int | None,
+        seconds: float,
+        terms: dict[str, list[str]],
     ) -> None:
         self._raw_store = store
         self._store = BoundedStore(store, seconds)
@@ -119,6 +132,9 @@ class _Arrival:
             "where": f"{socket.gethostname()}, process {os.getpid()}",
             "process": this_process(),
         }
+        self._terms = terms
+        if terms:
+            self._who["terms"] = terms
 
     # --- static ------------------------------------------------------------------------------------
 
@@ -307,6 +323,7 @@ class _Arrival:
                 self._refuse_mixing("dynamic", "static")
             if self._take_kind(generation, "dynamic"):
                 break
+        self._agree(generation)
         added(self._store, f"{generation}/present", 1)
         return Group(
             store=self._prefixed(generation),
@@ -317,6 +334,24 @@ class _Arrival:
             timeout=timeout,
             autograd_id=self._claim_autograd_id(generation),
         )
+
+    def _agree(self, g: int) -> None:
+        """Compare this worker's terms with those of the first member of a dynamic group.
+
+        :raises GroupError: one of the two lacks what the other demands.
+        """
+        key = f"{g}/terms"
+        mine = {"who": f"{self._name!r} (rank {self._rank})", "terms": self._terms}
+        found = self._store.compare_set(key, "", json.dumps(mine))
+        first: Any = parsed(key, found)
+        if first == mine:
+            return
+        who = checked(key, first, lambda value: str(value["who"]))
+        theirs = checked(key, first, lambda value: read(value["terms"]))
+        own = f"{mine['who']}, which joins,"
+        problem = disagreement({own: read(self._terms), who: theirs})
+        if problem is not None:
+            raise GroupError(problem)
 
     def _claim_autograd_id(self, g: int) -> int:
         """Return a container id that is unused in this dynamic group; the rank if it is free."""

@@ -47,6 +47,7 @@ _HOMES = {
     "UnknownBackendError": "_errors",
     "at_exit": "_exit",
     "Group": "_group",
+    "GroupTerm": "_group.terms",
     "Member": "_group",
     "JOIN_TIMEOUT": "_time_limit",
     "STORE_TIMEOUT": "_group",

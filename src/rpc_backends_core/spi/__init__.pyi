@@ -42,6 +42,7 @@ from rpc_backends_core._group import get_all as get_all
 from rpc_backends_core._group import join_group as join_group
 from rpc_backends_core._group import processes as processes
 from rpc_backends_core._group import wait_for as wait_for
+from rpc_backends_core._group.terms import GroupTerm as GroupTerm
 from rpc_backends_core._handlers import check_option_names as check_option_names
 from rpc_backends_core._hookspecs import hookimpl as hookimpl
 from rpc_backends_core._interfaces import Interface as Interface
@@ -73,6 +74,7 @@ __all__ = [
     "ConstructOptionsHandler",
     "Group",
     "GroupError",
+    "GroupTerm",
     "GroupTimeoutError",
     "HookError",
     "InitBackendHandler",

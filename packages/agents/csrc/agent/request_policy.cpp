@@ -7,13 +7,12 @@
 
 #include "inspect/pickle_scan.h"
 #include "inspect/pickled_call.h"
-#include "inspect/request_inspector.h"
 #include "inspect/script_call.h"
+#include "inspect/wrapper.h"
 #include "record/json.h"
+#include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {
-
-using torch::distributed::rpc::MessageType;
 
 namespace {
 
@@ -21,6 +20,8 @@ namespace {
 constexpr size_t kLongestText = 512;
 // The most different things that learning remembers.
 constexpr size_t kMostNoted = 65536;
+// The most entries of the audit log that wait for a reader in this process.
+constexpr size_t kMostEntries = 1000;
 constexpr std::string_view kUnreadable = "(cannot be read)";
 
 // `pattern`: a name in which * stands for any characters.
@@ -45,10 +46,38 @@ std::string cut(std::string_view text) {
   return std::string(text.substr(0, kLongestText));
 }
 
+// A text of up to 255 bytes that is kept in the memo; takes it off the pickle.
+bool take_short_text(std::string_view& pickle, std::string_view& text) {
+  if (pickle.size() < 3 || pickle[0] != '\x8c') {
+    return false;
+  }
+  const size_t size = static_cast<unsigned char>(pickle[1]);
+  if (pickle.size() < size + 3 || pickle[size + 2] != '\x94') {
+    return false;
+  }
+  text = pickle.substr(2, size);
+  pickle.remove_prefix(size + 3);
+  return true;
+}
+
 // The function that the pickle of a call names. A class's method, and each function of the module torch, is pickled as
 // a call of getattr().
 std::string called_function(std::string_view pickle) {
   constexpr std::string_view kStart = "\x80\x04";
+  // As Python writes most calls.
+  constexpr std::string_view kHead = "\x8c\x1etorch.distributed.rpc.internal\x94\x8c\x09PythonUDF\x94\x93\x94";
+  std::string_view rest = without_frame(pickle);
+  std::string_view module;
+  std::string_view name;
+  if (pickle.starts_with(kStart) && rest.starts_with(kHead)) {
+    rest.remove_prefix(kHead.size());
+    if (take_short_text(rest, module) && take_short_text(rest, name) && rest.starts_with('\x93') &&
+        (module != "builtins" || name != "getattr")) {
+      std::string function;
+      function.reserve(module.size() + 1 + name.size());
+      return function.append(module).append(1, '.').append(name);
+    }
+  }
   if (!pickle.starts_with(kStart)) {
     return {};
   }
@@ -90,16 +119,10 @@ std::string called_function(std::string_view pickle) {
 }
 
 std::string_view python_pickle(const InspectedRequest& request) {
-  if (request.type == MessageType::PYTHON_REMOTE_CALL) {
+  if (request.type == kPythonRemoteCall) {
     return remote_call(request.payload);
   }
   return request.payload.empty() ? request.payload : request.payload.substr(1);
-}
-
-// Whether the pickle of a wrapper begins as torch's: with the tuple whose first element is the type of the request.
-bool is_plain_wrapper(std::string_view payload, std::string_view inside) {
-  const std::string_view pickle = payload.substr(inside.size());
-  return pickle.size() > 4 && pickle.starts_with(std::string_view("\x80\x02(", 3));
 }
 
 }  // namespace
@@ -136,8 +159,8 @@ std::shared_ptr<const RequestPolicy::Permitted> RequestPolicy::permitted(const s
   return known;
 }
 
-std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::string& peer,
-                                                                 const torch::distributed::rpc::Message& message) {
+std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::string& peer, int32_t type,
+                                                                 std::string_view payload) {
   const auto rules = permitted(peer);
   const auto check = [&](std::string_view kind, std::string name, bool is_permitted) -> std::optional<Asked> {
     Asked asked{kind, std::move(name), is_permitted};
@@ -146,21 +169,22 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
     }
     return is_permitted || learns_ ? std::nullopt : std::optional(std::move(asked));
   };
-  const InspectedRequest request = inspect(message);
-  std::string_view payload(message.payload().data(), message.payload().size());
+  const InspectedRequest request = unwrap(type, payload);
   for (const int32_t wrapper : request.wrappers) {
-    const bool is_autograd = wrapper == MessageType::FORWARD_AUTOGRAD_REQ;
+    const bool is_autograd = wrapper == kForwardAutogradRequest;
     if (auto asked = check("requests", is_autograd ? "autograd" : "profiling",
                            is_autograd ? rules->autograd : rules->profiling)) {
       return asked;
     }
   }
-  if (!request.wrappers.empty() && (request.wrappers.size() > 2 || !is_plain_wrapper(payload, request.payload))) {
+  // Torch puts a request in one wrapper of each kind at most. Another form is left in place.
+  if (request.wrappers.size() > 2 || (request.wrappers.size() == 2 && request.wrappers[0] == request.wrappers[1]) ||
+      request.type == kForwardAutogradRequest || request.type == kRunWithProfilingRequest) {
     return check("requests", "a wrapper in another form than torch's", false);
   }
   switch (request.type) {
-    case MessageType::PYTHON_CALL:
-    case MessageType::PYTHON_REMOTE_CALL: {
+    case kPythonCall:
+    case kPythonRemoteCall: {
       const std::string function = called_function(python_pickle(request));
       if (learns_) {
         return std::nullopt;  // Python notes the module and the qualified name
@@ -168,9 +192,9 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
       return check("functions", function.empty() ? std::string(kUnreadable) : cut(function),
                    rules->functions.count(function) != 0);
     }
-    case MessageType::SCRIPT_CALL:
-    case MessageType::SCRIPT_REMOTE_CALL: {
-      const auto callee = read_script_call(request.payload, request.type == MessageType::SCRIPT_REMOTE_CALL);
+    case kScriptCall:
+    case kScriptRemoteCall: {
+      const auto callee = read_script_call(request.payload, request.type == kScriptRemoteCall);
       if (!callee) {
         return check("scripts", std::string(kUnreadable), false);
       }
@@ -181,25 +205,25 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
       return check("operators", cut(callee->name),
                    rules->operators.count(callee->name) != 0 || rules->operators.count(any_overload) != 0);
     }
-    case MessageType::SCRIPT_RREF_FETCH_CALL:
-    case MessageType::PYTHON_RREF_FETCH_CALL:
+    case kScriptRRefFetchCall:
+    case kPythonRRefFetchCall:
       return check("requests", "fetch", rules->fetch);
-    case MessageType::BACKWARD_AUTOGRAD_REQ:
-    case MessageType::RREF_BACKWARD_REQ:
+    case kBackwardAutogradRequest:
+    case kRRefBackwardRequest:
       return check("requests", "autograd", rules->autograd);
     // What torch counts RRefs and contexts with. It runs nothing that the sender chooses.
-    case MessageType::RREF_USER_DELETE:
-    case MessageType::RREF_FORK_REQUEST:
-    case MessageType::RREF_CHILD_ACCEPT:
-    case MessageType::CLEANUP_AUTOGRAD_CONTEXT_REQ:
+    case kRRefUserDelete:
+    case kRRefForkRequest:
+    case kRRefChildAccept:
+    case kCleanupAutogradContextRequest:
       return std::nullopt;
     default:
       return check("requests", "an unknown request, number " + std::to_string(request.type), false);
   }
 }
 
-std::string RequestPolicy::refusal(const std::string& peer, const torch::distributed::rpc::Message& request) {
-  const auto asked = find_unlisted(peer, request);
+std::string RequestPolicy::refusal(const std::string& peer, int32_t type, std::string_view payload) {
+  const auto asked = find_unlisted(peer, type, payload);
   if (!asked) {
     return {};
   }
@@ -223,7 +247,7 @@ void RequestPolicy::note(const std::string& peer, const Asked& asked) {
 }
 
 void RequestPolicy::write(std::string_view event, const std::string& peer, const Asked& asked) const {
-  if (!log_) {
+  if (!log_ && learns_) {
     return;
   }
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
@@ -236,8 +260,42 @@ void RequestPolicy::write(std::string_view event, const std::string& peer, const
       .field("name", asked.name)
       .field("time_ms", static_cast<int64_t>(now.count() * 1000))
       .end('}');
-  const std::string line = json.text() + "\n";
-  [[maybe_unused]] const ssize_t written = ::write(log_->get(), line.data(), line.size());
+  if (!learns_) {
+    AuditEntries::of_process().add(json.text());
+  }
+  if (log_) {
+    const std::string line = json.text() + "\n";
+    [[maybe_unused]] const ssize_t written = ::write(log_->get(), line.data(), line.size());
+  }
+}
+
+AuditEntries& AuditEntries::of_process() {
+  static auto* const entries = new AuditEntries;  // threads may add to it while the process exits
+  return *entries;
+}
+
+void AuditEntries::add(const std::string& entry) {
+  if (!keeps_) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (entries_.size() >= kMostEntries) {
+    ++missing_;
+    return;
+  }
+  entries_.push_back(entry);
+}
+
+std::vector<std::string> AuditEntries::take() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::string> taken = std::exchange(entries_, {});
+  if (missing_ > 0) {
+    Json json;
+    json.begin('{').field("event", "missing").field("count", static_cast<int64_t>(missing_)).end('}');
+    taken.push_back(json.text());
+    missing_ = 0;
+  }
+  return taken;
 }
 
 // --- the request that a thread serves -----------------------------------------------------------------

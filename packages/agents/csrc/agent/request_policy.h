@@ -2,8 +2,6 @@
 // it is unpickled. A function in Python is decided again, in Python, when its pickle was read.
 #pragma once
 
-#include <torch/csrc/distributed/rpc/message.h>
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -36,8 +34,8 @@ class RequestPolicy {
   // opened for appending, or -1. `learns`: writes each thing that a worker asks for once.
   RequestPolicy(const std::vector<Rule>& rules, std::string worker, bool refuses, bool learns, int log);
 
-  // The reason why a request of `peer` is not served; empty if it is. Any thread may call it.
-  std::string refusal(const std::string& peer, const torch::distributed::rpc::Message& request);
+  // The reason why a request of `peer` is not served; empty if it is. `type`: torch's number. Any thread may call it.
+  std::string refusal(const std::string& peer, int32_t type, std::string_view payload);
 
   uint64_t refused() const { return refused_; }
 
@@ -57,7 +55,7 @@ class RequestPolicy {
 
   std::shared_ptr<const Permitted> permitted(const std::string& peer);
   // The first thing in a request that is not permitted; empty if there is none.
-  std::optional<Asked> find_unlisted(const std::string& peer, const torch::distributed::rpc::Message& request);
+  std::optional<Asked> find_unlisted(const std::string& peer, int32_t type, std::string_view payload);
   void note(const std::string& peer, const Asked& asked);
   void write(std::string_view event, const std::string& peer, const Asked& asked) const;
 
@@ -71,18 +69,38 @@ class RequestPolicy {
   std::atomic<uint64_t> refused_{0};
 };
 
+// Entries of the audit log, as JSON, for a reader in this process such as OpenTelemetry's. Without a reader it keeps
+// none.
+class AuditEntries {
+ public:
+  static AuditEntries& of_process();
+
+  // From now on, keeps entries until they are taken.
+  void keep() { keeps_ = true; }
+  // Keeps an entry, unless too many wait; take() then says how many are missing.
+  void add(const std::string& entry);
+  std::vector<std::string> take();
+
+ private:
+  std::atomic<bool> keeps_{false};
+  std::mutex mutex_;
+  std::vector<std::string> entries_;
+  uint64_t missing_ = 0;
+};
+
 // While it exists, this thread serves a request of another worker. The Python code that unpickles the request asks for
 // the worker.
 class ServedRequest {
  public:
-  // `caller`: null if there is no policy. `is_python`: whether the request is a call of a Python function.
+  // `caller`: the name of the worker, empty for this worker's own requests; null if there is no policy. `is_python`:
+  // whether the request is a call of a Python function.
   ServedRequest(const std::string* caller, bool is_python);
   ~ServedRequest();
   ServedRequest(const ServedRequest&) = delete;
   ServedRequest& operator=(const ServedRequest&) = delete;
 
-  // The worker whose call this thread unpickles now. Each request gives it once: what the called function unpickles,
-  // such as results of its own calls, comes from others.
+  // The worker whose call this thread unpickles now; an empty name for this worker itself. Each request gives it once:
+  // what the called function unpickles, such as results of its own calls, comes from others.
   static std::optional<std::string> take();
 
  private:

@@ -176,7 +176,9 @@ void RequestServer::begin(int peer, Decoded request, uint64_t bytes, std::vector
               : nullptr;
   // Before interceptors, which may hold a request, and before torch, which unpickles it.
   if (agent_.policy && peer != agent_.id) {
-    const std::string refusal = agent_.policy->refusal(agent_.members.by_id(peer).name_, *request.message);
+    const auto& payload = request.message->payload();
+    const std::string refusal = agent_.policy->refusal(agent_.members.by_id(peer).name_, request.message->type(),
+                                                       {payload.data(), payload.size()});
     if (!refusal.empty()) {
       auto answer = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
       fail(answer, refusal);
@@ -225,7 +227,11 @@ void RequestServer::execute(c10::intrusive_ptr<Message> request, int peer, uint6
   const bool may_refuse = peer != agent_.id && is_of_a_program(request->type());
   const bool may_hold = may_refuse || (peer != agent_.id && is_fetch(request->type()));
   auto name = [request] { return function_of(inspect(*request)); };
-  const auto caller = agent_.policy ? std::make_shared<const std::string>(agent_.members.by_id(peer).name_) : nullptr;
+  // Own requests are known by their way here, and not by a name.
+  const auto caller =
+      agent_.policy
+          ? std::make_shared<const std::string>(peer == agent_.id ? std::string() : agent_.members.by_id(peer).name_)
+          : nullptr;
   const bool is_python_call = caller && calls_python(*request);
   // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): the job owns the copy of `on_answer`
   auto job = [this, kept = agent_.shared_from_this(), peer, request = std::move(request), span, caller, is_python_call,

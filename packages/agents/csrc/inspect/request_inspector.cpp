@@ -54,59 +54,6 @@ static_assert(static_cast<int>(ErrorKind::kTimeout) == torch::distributed::rpc::
 // Keys of the digests: arbitrary, but the same in every process and release.
 constexpr uint64_t kDigestKey0 = 0x7270632d6661756cULL;
 constexpr uint64_t kDigestKey1 = 0x74732d6469676573ULL;
-bool is_wrapper(int32_t type) {
-  return type == MessageType::FORWARD_AUTOGRAD_REQ || type == MessageType::RUN_WITH_PROFILING_REQ;
-}
-
-// The first integer in a pickle from torch, which contains a tuple.
-std::optional<int32_t> first_number(std::string_view pickle) {
-  size_t at = 0;
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(pickle[i]); };
-  if (pickle.size() < 5 || byte(0) != 0x80) {
-    return std::nullopt;
-  }
-  at = 2;
-  if (byte(at) == '(') {
-    ++at;
-  }
-  const size_t left = pickle.size() - at;
-  if (byte(at) == 'K' && left >= 2) {
-    return byte(at + 1);
-  }
-  if (byte(at) == 'M' && left >= 3) {
-    return byte(at + 1) | (byte(at + 2) << 8);
-  }
-  if (byte(at) == 'J' && left >= 5) {
-    return static_cast<int32_t>(byte(at + 1) | (byte(at + 2) << 8) | (byte(at + 3) << 16) |
-                                (static_cast<uint32_t>(byte(at + 4)) << 24));
-  }
-  return std::nullopt;
-}
-
-// Removes a wrapper of torch from a payload: a pickle at its end, followed by the length of the pickle.
-bool take_wrapper(InspectedRequest& request) {
-  std::string_view all = request.payload;
-  if (all.size() < 8) {
-    return false;
-  }
-  uint64_t size = 0;
-  for (size_t i = all.size() - 8; i < all.size(); ++i) {
-    size = (size << 8) | static_cast<unsigned char>(all[i]);
-  }
-  all.remove_suffix(8);
-  if (size > all.size()) {
-    return false;
-  }
-  const auto type = first_number(all.substr(all.size() - size));
-  if (!type) {
-    return false;
-  }
-  all.remove_suffix(size);
-  request.wrappers.push_back(request.type);
-  request.type = *type;
-  request.payload = all;
-  return true;
-}
 
 // The pickle of a Python function with its arguments, inside a request.
 std::string_view python_part(const InspectedRequest& request) {
@@ -250,12 +197,7 @@ uint64_t digest_of_payload(const InspectedRequest& request) {
 }  // namespace
 
 InspectedRequest inspect(const torch::distributed::rpc::Message& message) {
-  InspectedRequest request;
-  request.type = message.type();
-  request.payload = std::string_view(message.payload().data(), message.payload().size());
-  while (is_wrapper(request.type) && take_wrapper(request)) {
-  }
-  return request;
+  return unwrap(message.type(), {message.payload().data(), message.payload().size()});
 }
 
 std::string function_of(const PickledCall& call) {

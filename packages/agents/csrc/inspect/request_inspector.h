@@ -12,15 +12,9 @@
 #include <vector>
 
 #include "inspect/pickled_call.h"
+#include "inspect/wrapper.h"
 
 namespace rpc_backends {
-
-// A request without the wrappers that torch puts around it for autograd and profiling.
-struct InspectedRequest {
-  int32_t type = 0;
-  std::vector<int32_t> wrappers;  // outermost first
-  std::string_view payload;       // points into the message
-};
 
 InspectedRequest inspect(const torch::distributed::rpc::Message& message);
 

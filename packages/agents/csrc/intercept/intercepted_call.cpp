@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "inspect/request_inspector.h"
+#include "rpc_backends_agents/tensor_values.h"
 
 namespace rpc_backends {
 
@@ -36,6 +37,37 @@ MessagePtr copy_of(const Message& message) {
   std::vector<char> payload = message.payload();
   std::vector<at::Tensor> tensors = message.tensors();
   return c10::make_intrusive<Message>(std::move(payload), std::move(tensors), message.type(), message.id());
+}
+
+// Whether the elements of a tensor are bytes that this thread can change.
+bool has_bytes(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.numel() > 0;
+}
+
+bool flip_bit_of(Message& message, uint64_t element, uint64_t bit) {
+  uint64_t all = 0;
+  for (const at::Tensor& tensor : message.tensors()) {
+    all += has_bytes(tensor) ? static_cast<uint64_t>(tensor.numel()) : 0;
+  }
+  if (all == 0) {
+    return false;
+  }
+  element %= all;
+  for (at::Tensor& tensor : message.tensors()) {
+    const auto size = has_bytes(tensor) ? static_cast<uint64_t>(tensor.numel()) : 0;
+    if (element >= size) {
+      element -= size;
+      continue;
+    }
+    at::Tensor copy = tensor.detach().clone(at::MemoryFormat::Contiguous);
+    const uint64_t bits = 8 * copy.element_size();
+    auto* const bytes = static_cast<uint8_t*>(copy.data_ptr());
+    bytes[element * copy.element_size() + bit % bits / 8] ^= static_cast<uint8_t>(1U << (bit % 8));
+    copy.set_requires_grad(tensor.requires_grad());
+    tensor = std::move(copy);
+    return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -79,6 +111,7 @@ class MessageHead final : public RequestHead {
     return read(full_digest_, [this] { return full_digest_of(inspected_, message_->tensors()); });
   }
 
+  bool flip_bit(uint64_t element, uint64_t bit) { return message_ && flip_bit_of(*message_, element, bit); }
   MessagePtr copy() const { return copy_of(*message_); }
   MessagePtr take() { return std::move(message_); }
 
@@ -185,7 +218,10 @@ class Decision {
   std::atomic<State> state_{State::kFresh};
 };
 
-class PassingRequest final : public Request, public Decision, public std::enable_shared_from_this<PassingRequest> {
+class PassingRequest final : public Request,
+                             public TensorValues,
+                             public Decision,
+                             public std::enable_shared_from_this<PassingRequest> {
  public:
   // `step`: the interceptor's place in the order in which the request passes the interceptors, from 0.
   PassingRequest(std::shared_ptr<InterceptedCall> call, size_t position, size_t step,
@@ -231,6 +267,8 @@ class PassingRequest final : public Request, public Decision, public std::enable
     }
     return {};
   }
+
+  bool flip_bit(uint64_t element, uint64_t bit) override { return message_->flip_bit(element, bit); }
 
   void pass() override {
     const Deciding deciding(*this);
@@ -304,7 +342,7 @@ class PassingRequest final : public Request, public Decision, public std::enable
   std::string context_;
 };
 
-class PassingAnswer final : public Answer, public Decision {
+class PassingAnswer final : public Answer, public TensorValues, public Decision {
  public:
   PassingAnswer(std::shared_ptr<InterceptedCall> call, const PassingRequest& request, FuturePtr answer)
       : Decision(std::move(call), request.position(), request.back()), answer_(std::move(answer)) {}
@@ -316,6 +354,14 @@ class PassingAnswer final : public Answer, public Decision {
     return is_error() ? std::string_view() : std::string_view(message().payload().data(), message().payload().size());
   }
   uint64_t bytes() const override { return is_error() ? 0 : bytes_of(message()); }
+
+  bool flip_bit(uint64_t element, uint64_t bit) override {
+    if (is_decided() || is_error()) {
+      return false;
+    }
+    message();
+    return flip_bit_of(*message_, element, bit);
+  }
 
   void pass() override {
     const Deciding deciding(*this);

@@ -128,12 +128,26 @@ void bind_policy(py::module_& module) {
            py::arg("worker"), py::arg("refuses"), py::arg("learns"), py::arg("log"))
       .def_property_readonly("refused", &RequestPolicy::refused);
   module.def("take_caller", &ServedRequest::take);
+  module.def("keep_audit_entries", [] { AuditEntries::of_process().keep(); });
+  module.def(
+      "add_audit_entry", [](const std::string& entry) { AuditEntries::of_process().add(entry); }, py::arg("entry"));
+  module.def("take_audit_entries", [] {
+    py::list entries;
+    for (const std::string& entry : AuditEntries::of_process().take()) {
+      entries.append(for_python(entry));
+    }
+    return entries;
+  });
   module.def(
       "check_pickle",
-      [](std::string_view pickle, size_t depth, uint64_t bytes) {
-        return check_pickle(pickle, PickleLimits{depth, bytes});
+      [](std::string_view pickle, size_t depth, uint64_t bytes, uint64_t keys) {
+        PickleReport report = check_pickle(pickle, PickleLimits{depth, bytes, keys});
+        // The function's name: empty for plain values, None for everything else.
+        py::object function =
+            report.form == PickleReport::Form::kOther ? py::object(py::none()) : for_python(report.function);
+        return py::make_tuple(std::move(report.problem), std::move(function));
       },
-      py::arg("pickle"), py::arg("depth"), py::arg("bytes"));
+      py::arg("pickle"), py::arg("depth"), py::arg("bytes"), py::arg("keys"));
 }
 
 PYBIND11_MODULE(_C, module) {

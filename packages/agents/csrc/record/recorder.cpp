@@ -75,6 +75,33 @@ void write_call(Json& json, const RecordedCall& call, const CallLog& log, const 
 
 }  // namespace
 
+namespace {
+
+// A text that one thread writes while others read it.
+class SharedText {
+ public:
+  std::string get() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return text_;
+  }
+  void set(const std::string& text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    text_ = text;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+};
+
+// The process has one worker at a time, and its guard may be there before its recorder.
+SharedText& guard_of_process() {
+  static auto* const text = new SharedText;  // threads may read it while the process exits
+  return *text;
+}
+
+}  // namespace
+
 Recorder::Recorder(std::weak_ptr<torch::distributed::rpc::RpcAgent> agent, size_t capacity, const Server& server)
     : agent_(std::move(agent)),
       log_(std::make_shared<CallLog>(capacity)),
@@ -257,6 +284,10 @@ std::string Recorder::write_dump(const std::string& reason) const {
   return path;
 }
 
+void describe_guard(const std::string& text) {
+  guard_of_process().set(text);
+}
+
 std::string Recorder::state(Extent extent, const std::string& reason) const {
   const auto agent = agent_.lock();
   std::map<int, std::string> members;
@@ -290,6 +321,7 @@ std::string Recorder::state(Extent extent, const std::string& reason) const {
       .field("world_size", world_size_)
       .field("started_us", started_us_)
       .field("error", error)
+      .field("guard", guard_of_process().get())
       .field("gil_wait_us", wants_gil_since == 0 ? 0 : CallLog::now_us() - wants_gil_since)
       .field("calls", log_->calls());
   json.key("in_flight").begin('[');
@@ -416,6 +448,7 @@ void Recorder::answer(int connection) const {
 
 void bind_recorder(pybind11::module_& module) {
   namespace py = pybind11;
+  module.def("describe_guard", &describe_guard, py::arg("text"));
   py::class_<Recorder, std::shared_ptr<Recorder>>(module, "Recorder", py::module_local())
       .def(py::init([](const std::shared_ptr<torch::distributed::rpc::RpcAgent>& agent, size_t capacity, int listener,
                        int stack_file, int stack_signal, const std::string& backend, const std::string& group,

@@ -21,6 +21,9 @@
 
 namespace rpc_backends {
 
+// What the states of this process say of the policy that guards its worker, from now on; empty without one.
+void describe_guard(const std::string& text);
+
 // The agent writes the calls into the log.
 class Recorder final : public std::enable_shared_from_this<Recorder> {
  public:

@@ -10,10 +10,10 @@ namespace {
 
 using namespace std::string_literals;
 
-constexpr PickleLimits kLimits{50, 1 << 20};
+constexpr PickleLimits kLimits{50, 1 << 20, 100};
 
 std::string check(const std::string& opcodes) {
-  return check_pickle("\x80\x04" + opcodes + ".", kLimits);
+  return check_pickle("\x80\x04" + opcodes + ".", kLimits).problem;
 }
 
 std::string times(const std::string& opcodes, int count) {
@@ -50,7 +50,7 @@ TEST(PickleLimitsTest, WhatPythonDoesNotWriteIsRefused) {
 }
 
 TEST(PickleLimitsTest, BytesAfterTheEndAreRefused) {
-  EXPECT_NE(check_pickle("\x80\x04N.N."s, kLimits), "");
+  EXPECT_NE(check_pickle("\x80\x04N.N."s, kLimits).problem, "");
 }
 
 TEST(PickleLimitsTest, DepthIsBounded) {
@@ -104,6 +104,111 @@ TEST(PickleLimitsTest, OnlyTheStateOfMadeObjectsIsSet) {
   EXPECT_NE(check(of_class + ")R)R}b"), "") << "what a made object returns, such as a tensor";
   EXPECT_NE(check("X\1\0\0\0mX\x09\0\0\0_rebuild_\x93)R}b"s), "") << "a tensor";
   EXPECT_NE(check("]}b"), "") << "a list";
+}
+
+// A tuple of two references to the tuple before it, again and again: its hash visits 2^levels values.
+std::string shared_tuple(int levels) {
+  std::string opcodes = "K\1\x85\x94"s;
+  for (int i = 0; i < levels; ++i) {
+    opcodes += "0h"s + static_cast<char>(i) + "h"s + static_cast<char>(i) + "\x86\x94"s;
+  }
+  return opcodes;
+}
+
+TEST(PickleLimitsTest, KeysThatTakeLongToHashAreRefused) {
+  const std::string of_class = "X\1\0\0\0mX\1\0\0\0C\x93"s;
+  EXPECT_EQ(check(shared_tuple(40)), "") << "no key";
+  EXPECT_EQ(check("}" + shared_tuple(5) + "Ns"), "");
+  EXPECT_NE(check("}" + shared_tuple(40) + "Ns"), "");
+  EXPECT_NE(check("}(" + shared_tuple(40) + "Nu"), "");
+  EXPECT_NE(check("\x8f(" + shared_tuple(40) + "\x90"), "");
+  EXPECT_NE(check("(" + shared_tuple(40) + "\x91"), "");
+  EXPECT_NE(check(of_class + shared_tuple(40) + "\x85R"), "") << "an enum looks its argument up";
+}
+
+TEST(PickleLimitsTest, KeysWithChosenHashesAreFew) {
+  std::string keys;
+  for (int i = 1; i <= 200; ++i) {
+    keys += "\x8a\x08" + std::string(7, static_cast<char>(i)) + "\1N";
+  }
+  EXPECT_NE(check("}(" + keys + "u"), "");
+  EXPECT_EQ(check("}(" + times("K\1N", 200) + "u"), "");
+  EXPECT_NE(check("}(" + times("K\1\x85N", 200) + "u"), "") << "tuples";
+  EXPECT_EQ(check("](" + times("K\1\x85N", 200) + "e"), "") << "no keys";
+}
+
+TEST(PickleLimitsTest, OnlyContainersAndMadeObjectsGetItems) {
+  const std::string of_class = "X\1\0\0\0mX\1\0\0\0C\x93"s;
+  EXPECT_EQ(check(of_class + ")RK\1Ns"), "");
+  EXPECT_NE(check(of_class + ")R)RK\1Ns"), "") << "a tensor";
+  EXPECT_NE(check("X\1\0\0\0mX\x09\0\0\0_rebuild_\x93)RNa"s), "") << "a tensor";
+  EXPECT_NE(check("}Na"), "");
+  EXPECT_NE(check("]NNs"), "");
+  EXPECT_NE(check("](N\x90"), "");
+}
+
+TEST(PickleLimitsTest, DepthIsNotHiddenByTheMemo) {
+  // Empty lists are kept, then each is put into the next one by its entry.
+  std::string opcodes = "]\x94"s;
+  for (int i = 1; i < 60; ++i) {
+    opcodes += "]\x94"s;
+  }
+  for (int i = 59; i > 0; --i) {
+    opcodes += "h"s + static_cast<char>(i - 1) + "a0"s;
+  }
+  EXPECT_NE(check(opcodes), "");
+  EXPECT_NE(check("]\x94\x94h\0a"s), "") << "kept twice";
+  EXPECT_NE(check("]\x94h\0a"s), "") << "a list that holds itself";
+}
+
+TEST(PickleLimitsTest, ReadingTheSameValueAgainCounts) {
+  const std::string of_class = "X\1\0\0\0mX\1\0\0\0C\x93\x94"s;
+  const std::string list = "](" + times("K\1", 1000) + "e\x94"s;
+  const std::string again = "h\0h\1\x85R0"s;
+  EXPECT_EQ(check(of_class + list + times(again, 5) + "0"), "");
+  EXPECT_NE(check(of_class + list + times(again, 100) + "0"), "") << "arguments";
+  EXPECT_NE(check(of_class + list + "0)R" + times("h\1b"s, 100)), "") << "states";
+}
+
+TEST(PickleLimitsTest, TheStackIsMemory) {
+  EXPECT_EQ(check("(" + times("N", 5000) + "t"), "");
+  EXPECT_NE(check("(" + times("N", 50'000) + "t"), "");
+  EXPECT_NE(check(times("(", 100'000) + times("1", 100'000) + "N"), "");
+}
+
+std::string form(const std::string& opcodes) {
+  const PickleReport report = check_pickle("\x80\x04" + opcodes + ".", kLimits);
+  EXPECT_EQ(report.problem, "") << opcodes;
+  const char* const names[] = {"plain", "call of ", "other"};
+  return names[static_cast<int>(report.form)] + report.function;
+}
+
+std::string name(const std::string& module, const std::string& name) {
+  return "\x8c" + std::string(1, static_cast<char>(module.size())) + module + "\x8c" +
+         std::string(1, static_cast<char>(name.size())) + name + "\x93";
+}
+
+TEST(PickleLimitsTest, OnlyPlainCallsAreCalls) {
+  const std::string torch = "torch.distributed.rpc.internal";
+  const std::string udf = name(torch, "PythonUDF") + "\x94";
+  const std::string function = name("m", "f") + "\x94";
+  const std::string tensor = name("builtins", "getattr") + name(torch, "_InternalRPCPickler") +
+                             "X\x10\0\0\0_tensor_receiver"s + "\x86RK\0\x85R"s;
+  EXPECT_EQ(form("](K\1" + tensor + "e"), "plain");
+  EXPECT_EQ(form(udf + function + "K\1\x85}\x87\x81"), "call of m:f");
+  EXPECT_EQ(form(udf + function + tensor + "\x85}\x87\x81"), "call of m:f");
+  EXPECT_EQ(form(udf + function + "h\1\x85}\x87\x81"), "other") << "the function as an argument";
+  EXPECT_EQ(form(udf + function + "h\1)R\x85}\x87\x81"), "other") << "the function called while it is unpickled";
+  EXPECT_EQ(form(udf + function + "h\0\x85}\x87\x81"s), "other");
+  EXPECT_EQ(form(udf + function + "]h\1a\x85}\x87\x81"), "other") << "in a list";
+  EXPECT_EQ(form(udf + function + "]\x85}\x87R"), "other");
+  EXPECT_EQ(form(udf + name("m", "C") + ")R}K\1\x85\x87\x81"), "other");
+  EXPECT_EQ(form(udf + function + "]}\x87\x81\x85"), "other") << "a call in a tuple";
+  EXPECT_EQ(form(function), "other");
+  EXPECT_EQ(form(name("m", "f") + ")R0N"), "other") << "a call of which nothing is left";
+  EXPECT_EQ(form(name("m", "f") + "0N"), "other") << "pickle would import m";
+  EXPECT_EQ(form(udf + name("n", "f") + "0" + name("m", "f") + ")}\x87\x81"), "other");
+  EXPECT_EQ(form(udf + name("m", "f") + ")R0" + name("m", "g") + ")}\x87\x81"), "other");
 }
 
 TEST(PickleLimitsTest, NoPrefixOfAPickleHarmsTheCheck) {

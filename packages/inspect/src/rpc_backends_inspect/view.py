@@ -72,6 +72,22 @@ def _show_group(out: Console, group: InspectedGroup) -> None:
     else:
         title = f"Group {short_id(group)}" if group.key else "Workers of an unknown group"
     out.print(Text.assemble((title, "bold"), "  ", "  ".join(filter(None, [*facts, workers]))))
+    guards = _guards(group)
+    if guards:
+        out.print(f"guard: {guards}")
+
+
+def _guards(group: InspectedGroup) -> str:
+    """Return which policies guard the workers of a group; empty if none has one."""
+    by_policy: dict[str, list[str]] = {}
+    for state in group.states:
+        if not state.problem:
+            by_policy.setdefault(state.guard or "none", []).append(state.worker)
+    if list(by_policy) in ([], ["none"]):
+        return ""
+    if len(by_policy) == 1:
+        return next(iter(by_policy))
+    return "; ".join(f"{policy} ({_listed(workers)})" for policy, workers in by_policy.items())
 
 
 def _has_ended(worker: str, group: InspectedGroup) -> bool:

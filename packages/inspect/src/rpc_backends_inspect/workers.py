@@ -78,6 +78,7 @@ class WorkerState:
     :ivar likely_reason: why calls waited, as it knew when it wrote the dump; empty if it did not say.
     :ivar calls: how many calls it has recorded so far.
     :ivar start: set while the worker is in ``init_rpc``, and after its ``init_rpc`` has failed.
+    :ivar guard: whether its guard enforces a policy, and the policy's hash; empty without a guard.
     :ivar gil_wait: for how many seconds one thread has held the GIL while another waited for it.
     :ivar gil_holder: the number of the thread that holds the GIL; 0 if none does.
     :ivar held_rrefs: the number of RRefs that it holds, by the name of their owner; not counting those
@@ -104,6 +105,7 @@ class WorkerState:
     rrefs: dict[str, str] = field(default_factory=dict)
     held_rrefs: dict[str, int] = field(default_factory=dict)
     start: Start | None = None
+    guard: str = ""
     gil_wait: float = 0.0
     gil_holder: int = 0
     document: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -199,6 +201,7 @@ def parse_state(document: Any) -> WorkerState:
             rrefs=dict(document["rrefs"]),
             held_rrefs={_text(name): count for name, count in document["held_rrefs"].items()},
             start=None if document["phase"] == "running" else _start(document, now),
+            guard=str(document.get("guard", "")),
             gil_wait=document["gil_wait_us"] / 1e6,
             gil_holder=gil_holder(document["stacks"]),
             document=document,

@@ -12,6 +12,7 @@ from rpc_backends_faults.rules import (
     KINDS,
     LEAST_RATE,
     MESSAGE_TYPES,
+    MOST_BIT,
     MOST_COPIES,
     MOST_COUNT,
     MOST_PATTERN,
@@ -146,6 +147,11 @@ class _Check:
             copies=self.count("copies", 2, least=2, most=MOST_COPIES),
             exit_code=self.exit_code(),
             text=self.text("text"),
+            element=self.optional_count("element"),
+            bit=self.optional_count("bit", most=MOST_BIT),
+            memory=self.count("bytes", 0),
+            each=self.seconds("each", 0.0, above="each" in self.settings),
+            by=self.jump() if "by" in self.settings else 0.0,
             source=self.where(None).removesuffix(": "),
             named="name" in self.settings,
         )
@@ -323,6 +329,20 @@ class _Check:
             f"{LEAST_RATE:.0f} to {MOST_RATE:.0f}.",
         )
         return LEAST_RATE
+
+    def jump(self) -> float:
+        value: Any = self.settings.get("by")
+        if is_number(value, -MOST_SECONDS, MOST_SECONDS) and value != 0:
+            return float(value)
+        self.problem(
+            "by",
+            f"'by' is {shown(value)}; it must be a number of seconds, not 0, from -{MOST_SECONDS:.0f} to "
+            f"{MOST_SECONDS:.0f} (a year).",
+        )
+        return 0.0
+
+    def optional_count(self, key: str, most: int = MOST_COUNT) -> int | None:
+        return self.count(key, 0, most=most) if key in self.settings else None
 
     def optional_seconds(self, key: str) -> float | None:
         seconds = self.seconds(key, -1.0) if key in self.settings else -1.0

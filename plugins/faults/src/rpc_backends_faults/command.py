@@ -51,6 +51,13 @@ def command() -> None:
     metavar="LOG",
     help="Event logs of an earlier run: injects the same faults again.",
 )
+@click.option(
+    "--left",
+    type=_PATH,
+    metavar="DIR",
+    help="The folder for files that the program leaves for invariants (RPC_BACKENDS_FAULTS_RUN).",
+)
+@click.option("--free-port", is_flag=True, help="Set MASTER_PORT to a free port, as explore does.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @debug_option
 def run(
@@ -58,6 +65,8 @@ def run(
     seed: int | None,
     log: Path | None,
     replay: Path | None,
+    left: Path | None,
+    free_port: bool,
     program: tuple[str, ...],
 ) -> None:
     """Run an unmodified program with faults.
@@ -65,6 +74,7 @@ def run(
     Write PROGRAM and its arguments after the options. The exit status is that of the program.
     """
     from rpc_backends_faults import files, settings
+    from rpc_backends_faults.explore import processes
 
     if rules is None and log is None and replay is None:
         raise Failure(
@@ -92,6 +102,14 @@ def run(
     }
     environ = {name: value for name, value in os.environ.items() if name not in given}
     environ |= {name: str(value) for name, value in given.items() if value is not None}
+    if free_port:
+        environ["MASTER_PORT"] = str(processes.free_port())
+    if left is not None:
+        environ[settings.RUN] = str(left.absolute())
+        try:
+            left.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Failure(f"the folder {str(left)!r} cannot be made: {error.strerror}.") from error
     try:
         os.execvpe(program[0], list(program), environ)
     except OSError as error:

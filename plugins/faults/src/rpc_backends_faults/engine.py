@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from rpc_backends_faults import _native, marks, replay
+from rpc_backends_faults import _native, marks, replay, stores
 from rpc_backends_faults.replay import Recording
 from rpc_backends_faults.rules import HOUSEKEEPING, Rule, RuleError, RuleSet
 from rpc_backends_faults.settings import Wanted
@@ -52,6 +54,8 @@ class Engine:
         if recording is None:
             self._apply()
         else:
+            if any(rule["what"] == "store" for rule in recording.rules):
+                stores.make_slow()
             pipeline.set_rules(recording.rules, recording.seed, list(HOUSEKEEPING))
             pipeline.set_replay(recording.entries, replay.STALL_TIMEOUT)
         marks.attach(self)
@@ -174,6 +178,8 @@ class Engine:
     def _apply(self) -> None:
         if self._pipeline is not None and not self.replaying:
             self._version += 1
+            if any(rule.what == "store" for rule in self.rules):
+                stores.make_slow()
             self._pipeline.set_rules(self._keyed_rules(), self.seed, list(HOUSEKEEPING))
 
     def _keyed_rules(self) -> list[dict[str, Any]]:
@@ -214,6 +220,7 @@ class Engine:
             "end of log",
             counts={name: count for name, (_, count) in fired.items()},
             looked_at={name: matched for name, (matched, _) in fired.items()},
+            memory=_memory(),
         )
         if self.replaying:
             self._report_divergence()
@@ -257,6 +264,15 @@ class Engine:
             self.worker,
             "; ".join(text for text in (new, gone) if text),
         )
+
+
+def _memory() -> int:
+    """Return the bytes of memory that this process has in use (RSS)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * resource.getpagesize()
 
 
 def _why(matched: int) -> str:

@@ -15,6 +15,7 @@ from rpc_backends_faults.files import read_text
 from rpc_backends_faults.rules import (
     HOUSEKEEPING,
     KINDS,
+    MOST_BIT,
     MOST_COPIES,
     MOST_COUNT,
     MOST_RATE,
@@ -115,7 +116,7 @@ def read(path: Path) -> Recording:
             )
             open_[line.count("id", 0)] = entry
             recording.entries.append(entry)
-            housekeeping[len(recording.entries) - 1] = _is_housekeeping(event)
+            housekeeping[len(recording.entries) - 1] = is_housekeeping(event)
         elif kind == "end" and line.count("id", 0) in open_:
             open_[event["id"]][-1].extend(line.faults(versions))
     # The order of calls that start and stop a group may vary, so those without faults are left out.
@@ -213,7 +214,8 @@ def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return numbered
 
 
-def _is_housekeeping(event: dict[str, Any]) -> bool:
+def is_housekeeping(event: dict[str, Any]) -> bool:
+    """Return whether a message of a log starts or stops a group; rules skip it by default."""
     function = event.get("function", "")
     return isinstance(function, str) and any(matches(pattern, function) for pattern in HOUSEKEEPING)
 
@@ -323,15 +325,17 @@ def _may_be(key: str, value: Any) -> bool:
 
 _DIGEST = re.compile(r"[0-9a-f]{1,16}")
 #: A rule with every member that the C++ interceptor knows.
-_TEMPLATE = Rule("", "", end=0.0, exit_code=0, length=Length(0.0)).native()
+_TEMPLATE = Rule("", "", end=0.0, exit_code=0, element=0, bit=0, length=Length(0.0)).native()
 _BOUNDS = {
-    **dict.fromkeys(("start", "end", "seconds", "spread", "bound"), (0, MOST_SECONDS)),
+    **dict.fromkeys(("start", "end", "seconds", "spread", "bound", "each"), (0, MOST_SECONDS)),
     "probability": (0, 1),
     "rate": (0, MOST_RATE),
+    "by": (-MOST_SECONDS, MOST_SECONDS),
 }
 _COUNTS = {
     "every": (1, MOST_COUNT),
     "copies": (1, MOST_COPIES),
     "exit_code": (0, 255),
+    "bit": (0, MOST_BIT),
 }
 _found: Counter[tuple[str, str]] = Counter()

@@ -55,6 +55,8 @@ LEAST_RATE, MOST_RATE = 1.0, 1e12
 MOST_COPIES = 1000
 #: Counts and seeds: the largest signed 64-bit integer.
 MOST_COUNT = 2**63 - 1
+#: Bits of an element of a tensor: of a complex number of two doubles.
+MOST_BIT = 127
 #: Characters of an error text, characters of a pattern, and patterns of one key.
 MOST_TEXT = 10_000
 MOST_PATTERN = 1000
@@ -117,9 +119,29 @@ KINDS = {
         _keys("seconds"),
         _keys("receiver"),
     ),
+    "corrupt": Kind(
+        "is sent with one bit of its tensors changed", takes=_keys("element", "bit", "receiver")
+    ),
+    "reply_corrupt": Kind(
+        "is executed, and one bit of the tensors in its reply is changed",
+        takes=_keys("element", "bit", "receiver"),
+    ),
+    "memory": Kind(
+        "is sent, and then its sender's process can allocate little memory",
+        _keys("seconds", "bytes"),
+        _keys("receiver"),
+    ),
+    "store": Kind(
+        "is sent, and then no store answers its sender's process",
+        _keys("seconds"),
+        _keys("each", "receiver"),
+    ),
+    "clock": Kind(
+        "is sent after the clock of its sender's process has jumped", _keys("by"), _keys("receiver")
+    ),
 }
 #: Kinds whose rules may use the key `worker` instead of `sender`.
-OF_A_WORKER = ("pause", "crash", "stop")
+OF_A_WORKER = ("pause", "crash", "stop", "memory", "store", "clock")
 
 
 def shown(value: object) -> str:
@@ -191,7 +213,7 @@ class Rule:
 
     :ivar what: the kind of fault, one of :data:`KINDS`.
     :ivar messages: patterns of message types.
-    :ivar senders: patterns of worker names; for `pause`, `crash` and `stop`, the affected workers.
+    :ivar senders: patterns of worker names; for the kinds in :data:`OF_A_WORKER`, the affected workers.
     :ivar receivers: patterns of worker names.
     :ivar functions: patterns of qualified names of functions and operators.
     :ivar housekeeping: whether the rule also applies to the calls that start and stop a group.
@@ -205,7 +227,7 @@ class Rule:
     :ivar start: seconds after the worker's `init_rpc` at which the rule becomes active.
     :ivar end: seconds after the worker's `init_rpc` at which it becomes inactive; None means never.
     :ivar mark: a pattern; the rule is active only while the program is inside a matching mark.
-    :ivar length: the duration of a delay, a pause or a stop; None for other kinds.
+    :ivar length: the value of `seconds`; None for kinds without it.
     :ivar others: `reorder`: the number of later messages to the same worker that overtake the message.
     :ivar within: `reorder`: seconds after which the message is sent in any case.
     :ivar one_way: `partition`, `bandwidth`: only the direction from senders to receivers is affected.
@@ -213,6 +235,11 @@ class Rule:
     :ivar copies: `duplicate`: how many times the message is sent, the original included.
     :ivar exit_code: `crash`: the exit status; None means SIGKILL.
     :ivar text: `fail`, `reply_fail`: the text of the error.
+    :ivar element: `corrupt`, `reply_corrupt`: the element, counted over all tensors; None means drawn.
+    :ivar bit: `corrupt`, `reply_corrupt`: the bit of the element, from the lowest; None means drawn.
+    :ivar memory: `memory`: how many more bytes the process can allocate.
+    :ivar each: `store`: seconds that each request takes longer; 0 means that none is answered.
+    :ivar by: `clock`: seconds by which the wall clock jumps; negative means back.
     :ivar source: where the rule was written, for messages.
     :ivar named: whether the author of the rule gave it a name.
     """
@@ -241,6 +268,11 @@ class Rule:
     copies: int = 2
     exit_code: int | None = None
     text: str = ""
+    element: int | None = None
+    bit: int | None = None
+    memory: int = 0
+    each: float = 0.0
+    by: float = 0.0
     source: str = field(default="", compare=False)
     named: bool = field(default=True, compare=False)
 
@@ -261,7 +293,7 @@ class Rule:
         if length is not None:
             settings.update(seconds=length.seconds, shape=length.shape, spread=length.spread)
         settings["bound"] = settings.pop("within")
-        for key in ("end", "exit_code"):
+        for key in ("end", "exit_code", "element", "bit"):
             if settings[key] is None:
                 del settings[key]
         return {

@@ -45,12 +45,29 @@ def _does(rule: Rule) -> str:
         "bandwidth": f"waits for its turn on a link of {rule.rate:g} bytes per second",
         "crash": f"{does}, with {how}",
         "stop": f"{does} for {length}",
+        "corrupt": f"{does}: {_bit(rule)}",
+        "reply_corrupt": f"{does}: {_bit(rule)}",
+        "memory": f"is sent, and then its sender's process can allocate at most {rule.memory} bytes, "
+        f"for {length}",
+        "store": f"{does}, for {length}",
+        "clock": f"is sent after the clock of its sender's process has jumped by {rule.by:+g} s",
     }
     if rule.what == "partition" and rule.one_way:
         return "is lost, and so is each reply that travels in the same direction"
+    if rule.what == "store" and rule.each:
+        slow = f"each request of its sender's process to a store takes {rule.each:g} s longer"
+        return f"is sent, and then {slow}, for {length}"
     if rule.what == "pause" and length:
         return f"{does}, for {length}"
     return special.get(rule.what, f"{does} that says {rule.text!r}" if rule.text else does)
+
+
+def _bit(rule: Rule) -> str:
+    bit = "a bit" if rule.bit is None else f"bit {rule.bit}"
+    element = (
+        "an element that the seed chooses" if rule.element is None else f"element {rule.element}"
+    )
+    return f"{bit} of {element}"
 
 
 def _when(rule: Rule) -> str:

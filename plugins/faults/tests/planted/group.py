@@ -14,7 +14,7 @@ def _run(names, rank, work, meeting, threads, graceful):
     )
     rpc.init_rpc(names[rank], rank=rank, world_size=len(names), rpc_backend_options=options)
     work(names[rank])
-    rpc.shutdown(graceful=graceful, timeout=60)  # the timeout of calls is too short for it
+    rpc.shutdown(graceful=graceful, timeout=30)  # the timeout of calls is too short for it
 
 
 def run(names, work, *, threads=4, graceful=True):

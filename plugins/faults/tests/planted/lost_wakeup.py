@@ -22,8 +22,8 @@ def wait():
 
 def put():
     items.append(1)
-    for future in waiters:
-        future.set_result(None)
+    while waiters:
+        waiters.pop().set_result(None)
 
 
 def status():

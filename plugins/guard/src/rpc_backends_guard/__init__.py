@@ -10,7 +10,7 @@ __all__ = ["Policy", "PolicyError", "Rule", "read", "use"]
 def use(policy: Policy | None) -> None:
     """Guard the workers that this process starts from now on.
 
-    ``RPC_BACKENDS_GUARD`` overrides it.
+    If ``RPC_BACKENDS_GUARD`` is set too, ``init_rpc`` fails: nothing says which of the policies is meant.
 
     :param policy: None to guard no longer.
     """

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rpc_backends_agents import add_audit_entry
 from rpc_backends_guard.policy import PolicyError
 
 #: The longest text of a peer that the log repeats.
@@ -39,9 +40,7 @@ class Audit:
         return os.dup(self._descriptor) if self._descriptor >= 0 else -1
 
     def write(self, event: str, peer: str | None, kind: str, name: str, **more: Any) -> None:
-        """Append a line."""
-        if self._descriptor < 0:
-            return
+        """Append a line, and show it to a reader in this process."""
         record = {
             "event": event,
             "worker": self._worker,
@@ -51,7 +50,10 @@ class Audit:
             "time_ms": int(time.time() * 1000),
             **more,
         }
-        os.write(self._descriptor, (json.dumps(record) + "\n").encode())
+        text = json.dumps(record)
+        add_audit_entry(text)
+        if self._descriptor >= 0:
+            os.write(self._descriptor, (text + "\n").encode())
 
     def close(self) -> None:
         """Close the file."""

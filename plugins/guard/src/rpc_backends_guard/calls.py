@@ -6,19 +6,19 @@ from typing import Any
 
 from torch.distributed import rpc
 
+from rpc_backends_agents import check_pickle
 from rpc_backends_core.spi import torch_internals
-from rpc_backends_guard import names
+from rpc_backends_guard import gathers, names
 from rpc_backends_guard.audit import Audit
 from rpc_backends_guard.policy import Policy
 from rpc_backends_guard.unpickling import (
-    NAMES,
-    STAND_INS,
     GuardError,
     Names,
     Unpickled,
     name_of,
     resolve,
     unpickle,
+    unpickle_plain,
 )
 
 
@@ -61,12 +61,12 @@ class Decisions:
 
     def __init__(self, policy: Policy, worker: str, audit: Audit, *, is_partial: bool) -> None:
         self._policy = policy
+        self._limits = (policy.max_depth, policy.max_bytes, policy.max_keys)
         self._worker = worker
         self._audit = audit
         self._is_partial = is_partial
         self._of_calls = Names(policy.types, with_call=True)
         self._of_results = Names(policy.types, with_call=is_partial)
-        self._class_of_calls: Any = torch_internals.pickled_classes()["PythonUDF"]
         self._permissions: dict[str | None, Permissions] = {}
         # A result may be a class whose methods are called through an RRef, or an exception's class.
         classes = {name.rpartition(".")[0] for rule in policy.rules for name in rule.methods}
@@ -81,11 +81,14 @@ class Decisions:
 
         :raises GuardError: the policy does not permit it.
         """
+        problem, function = check_pickle(data, *self._limits)
         try:
-            unpickled = self._read(data, self._of_calls)
-            return self._simple_call(unpickled, peer) or self._decide(
-                unpickled, self._of(peer), peer
-            )
+            rules = self._of(peer)
+            if function:
+                call = self._plain_call(data, rules.functions.get(function))
+                if call is not None:
+                    return call
+            return self._decide(unpickle(data, self._of_calls, problem), rules, peer)
         except GuardError as error:
             text = (
                 f"worker {self._worker!r} refuses a call of {peer or 'another worker'!r}: {error}"
@@ -97,14 +100,32 @@ class Decisions:
 
         :raises GuardError: the policy does not permit it.
         """
+        problem, function = check_pickle(data, *self._limits)
         try:
-            unpickled = self._read(data, self._of_results)
-            if NAMES not in data:  # plain values
-                return unpickled.value
-            return self._decide_result(unpickled, data)
+            if function == "":
+                return unpickle_plain(data)
+            return self._decide_result(unpickle(data, self._of_results, problem), data)
         except GuardError as error:
             text = f"worker {self._worker!r} refuses a result, by its guard policy: {error}"
             raise self._refused(error, None, text) from None
+
+    def _plain_call(self, data: bytes, real: Any) -> Any:
+        """Return a call of a listed function with plain values and tensors; None for any other.
+
+        The pickle names nothing but this function and calls nothing but torch's classes, so Python's own
+        unpickler is safe.
+
+        :param real: the function; None if it is not listed.
+        """
+        if real is None:
+            return None
+        call = unpickle_plain(data)
+        function, arguments, keywords = call
+        if function is not real or type(arguments) is not tuple or type(keywords) is not dict:
+            return None
+        if keywords and not all(type(keyword) is str for keyword in keywords):
+            return None
+        return call
 
     def _decide_result(self, unpickled: Unpickled, data: bytes) -> Any:
         value = unpickled.value
@@ -118,28 +139,6 @@ class Decisions:
         if all(hasattr(value, name) for name in ("func", "args", "kwargs")):
             raise GuardError("it has the form of a call")
         return value
-
-    def _read(self, data: bytes, known: Names) -> Unpickled:
-        return unpickle(data, known, self._policy.max_depth, self._policy.max_bytes)
-
-    def _simple_call(self, unpickled: Unpickled, peer: str | None) -> Any:
-        """Return a call of a listed function with plain arguments; None for any other, at less cost."""
-        value = unpickled.value
-        rules = self._permissions.get(peer)
-        if type(value) is not self._class_of_calls or rules is None:
-            return None
-        function, arguments, keywords = value
-        if not unpickled.names_only(function) or type(arguments) is not tuple:
-            return None
-        if type(keywords) is not dict or keywords:
-            return None
-        real = rules.functions.get(function.name)
-        if real is None:
-            return None
-        for argument in arguments:
-            if type(argument) in STAND_INS:
-                return None
-        return self._class_of_calls(real, arguments, {})
 
     def _of(self, peer: str | None) -> Permissions:
         known = self._permissions.get(peer)
@@ -165,7 +164,7 @@ class Decisions:
             raise GuardError("a keyword of the call is not a text")
         if name in names.INVOKES and name not in rules.functions:
             return self._method(unpickled, rules, arguments, keywords)
-        real = self._function(name, rules, arguments, peer)
+        real = self._function(name, rules, arguments, keywords, peer)
         arguments = unpickled.place_all(arguments, rules.find_reference)
         if keywords:
             find = rules.find_reference
@@ -174,20 +173,27 @@ class Decisions:
         return torch_internals.python_call(real, arguments, keywords)
 
     def _function(
-        self, name: str, rules: Permissions, arguments: tuple[Any, ...], peer: str | None
+        self,
+        name: str,
+        rules: Permissions,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        peer: str | None,
     ) -> Any:
         real = rules.functions.get(name)
         if real is not None:
             return real
         if name == names.FORWARDS:
-            return Forward(rules.methods, resolve(name), self, peer)
+            return Forward(rules.methods, resolve(name), self)
         if name == names.TYPE_OF and rules.methods:
+            if not arguments or type(arguments[0]) is not rpc.PyRRef:
+                raise GuardError("it asks for the class of what is no RRef", "functions", name)
             return resolve(name)
-        if name == names.GATHERS:
-            if peer is not None and (len(arguments) < 2 or arguments[1] != peer):
-                raise GuardError("it answers for another worker in a gather", "functions", name)
-            return resolve(name)
-        if name == names.BROADCASTS:
+        if name in (names.GATHERS, names.BROADCASTS):
+            check = gathers.check_arrival if name == names.GATHERS else gathers.check_announcement
+            problem = check(arguments, keywords, self._worker, peer)
+            if problem:
+                raise GuardError(problem, "functions", name)
             return resolve(name)
         raise GuardError(
             f"its guard policy does not list {name!r} in `functions`", "functions", name
@@ -205,7 +211,7 @@ class Decisions:
             raise GuardError("it calls a method of an RRef in another form than torch's")
         rref, method, positional, named = arguments
         if (
-            not isinstance(rref, rpc.PyRRef)
+            type(rref) is not rpc.PyRRef
             or type(method) is not str
             or type(positional) is not tuple
             or type(named) is not dict
@@ -270,14 +276,14 @@ class Invocation:
 class Forward:
     """Calls torch's function that calls `forward` of an RRef's value, if that is listed."""
 
-    def __init__(
-        self, methods: frozenset[str], function: Any, decisions: Decisions, peer: str | None
-    ) -> None:
+    def __init__(self, methods: frozenset[str], function: Any, decisions: Decisions) -> None:
         self._methods = methods
         self._function = function
         self._decisions = decisions
 
     def __call__(self, rref: Any, *arguments: Any, **keywords: Any) -> Any:
         """Call the function."""
+        if type(rref) is not rpc.PyRRef:  # anything else may have a local_value() of its own
+            raise GuardError("it calls `forward` of what is no RRef")
         self._decisions.check_method(self._methods, rref.local_value(), "forward")
         return self._function(rref, *arguments, **keywords)

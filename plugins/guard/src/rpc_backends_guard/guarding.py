@@ -7,7 +7,13 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from rpc_backends_agents import RequestPolicy, RequestRule, TransportAgent, take_caller
+from rpc_backends_agents import (
+    RequestPolicy,
+    RequestRule,
+    TransportAgent,
+    describe_guard,
+    take_caller,
+)
 from rpc_backends_core.spi import RefusedError, torch_internals
 from rpc_backends_guard import learning, names
 from rpc_backends_guard.audit import Audit
@@ -67,7 +73,8 @@ def start(agent: Any, backend: str, policy: Policy) -> Any:
                 log=audit.duplicate(),
             )
         )
-    torch_internals.set_unpickler(_unpickler(decisions, worker, enforces=policy.enforces))
+    describe_guard(f"{'enforces' if policy.enforces else 'warns'} sha256 {policy.digest}")
+    torch_internals.set_unpickler(_unpickler(decisions, enforces=policy.enforces))
     logger.info(
         "the guard of RPC worker %r %s %s (sha256 %s)",
         worker,
@@ -91,12 +98,13 @@ def learn(agent: Any, folder: str) -> Any:
         inner.set_policy(
             RequestPolicy([], worker=worker, refuses=False, learns=True, log=audit.duplicate())
         )
-    torch_internals.set_unpickler(learning.unpickler(audit, worker, is_partial=inner is None))
+    torch_internals.set_unpickler(learning.unpickler(audit, is_partial=inner is None))
     return agent
 
 
 def stop() -> None:
     """Unpickle as torch does, in groups that start from now on."""
+    describe_guard("")
     torch_internals.set_unpickler(None)
 
 
@@ -129,9 +137,11 @@ def _native_rule(rule: Rule) -> RequestRule:
     )
 
 
-def _unpickler(decisions: Decisions, worker: str, *, enforces: bool) -> Callable[[Any], Any]:
+def _unpickler(decisions: Decisions, *, enforces: bool) -> Callable[[Any], Any]:
     class Guarded:
         """Unpickles one message."""
+
+        __slots__ = ("_file",)
 
         def __init__(self, file: Any) -> None:
             self._file = file
@@ -142,7 +152,7 @@ def _unpickler(decisions: Decisions, worker: str, *, enforces: bool) -> Callable
             :raises GuardError: the policy does not permit it.
             """
             caller = take_caller()
-            if caller == worker:  # what this worker sends to itself
+            if caller == "":  # what this worker sends to itself
                 return pickle.Unpickler(self._file).load()
             data = self._file.getvalue()
             try:

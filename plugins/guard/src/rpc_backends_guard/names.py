@@ -76,6 +76,11 @@ def _plain_size(sizes: Any = (), /) -> torch.Size:
     return torch.Size(sizes)
 
 
+def _plain_ordered_dict() -> OrderedDict[Any, Any]:
+    """Make an empty dict; its items follow in the pickle, where the check of keys sees them."""
+    return OrderedDict()
+
+
 def constants() -> dict[str, Any]:
     """Return the immutable values that a pickle may name."""
     kinds = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
@@ -85,21 +90,29 @@ def constants() -> dict[str, Any]:
 
 
 def exceptions() -> dict[str, type[Exception]]:
-    """Return Python's own exceptions, without those that end a process."""
+    """Return Python's own exceptions, without those that end a process, and without groups.
+
+    A group copies the sequence that it gets, which may be much longer than its pickle.
+    """
     return {
         f"builtins:{name}": value
         for name, value in vars(builtins).items()
-        if isinstance(value, type) and issubclass(value, Exception)
+        if isinstance(value, type)
+        and issubclass(value, Exception)
+        and not issubclass(value, BaseExceptionGroup)
     }
 
 
 def plain_types() -> dict[str, Any]:
-    """Return the classes and functions that a pickle may call, with any arguments."""
-    plain = {f"builtins:{kind.__name__}": kind for kind in (complex, slice, range)}
+    """Return the classes and functions that a pickle may call, with any arguments.
+
+    No ``range``: whatever copies one takes memory that its sender chooses.
+    """
+    plain = {f"builtins:{kind.__name__}": kind for kind in (complex, slice)}
     return {
         **plain,
         "builtins:bytearray": _plain_bytearray,
-        "collections:OrderedDict": OrderedDict,
+        "collections:OrderedDict": _plain_ordered_dict,
         "torch:device": torch.device,
         "torch:Size": _plain_size,
         "torch._utils:_rebuild_parameter": torch_internals.rebuild_parameter(),

@@ -23,14 +23,19 @@ _TOP = (
     "mode",
     "audit",
     "allow_partial",
+    "require_guard",
+    "same_policy",
     "max_depth",
     "max_bytes",
+    "max_keys",
     "types",
     "roles",
     "identities",
     "revoked",
     "rule",
 )
+#: What a policy made in Python does not share with an equal one of another worker.
+_OF_FILE = ("audit", "source", "digest")
 _MODES = ("enforce", "warn")
 _PATTERN = re.compile(r"[A-Za-z0-9_:*-]+")
 _ROLE = re.compile(r"@[A-Za-z0-9_-]+")
@@ -97,9 +102,13 @@ class Policy:
     :ivar revoked: identities, names of workers, and serial numbers of certificates (hexadecimal).
     :ivar audit: the file to which refusals are written as JSON lines; None for none.
     :ivar allow_partial: whether to start on a backend on which only Python is guarded.
+    :ivar require_guard: whether the group forms only if all members have a guard.
+    :ivar same_policy: whether it forms only if all have this policy.
     :ivar max_depth: of values inside values of a message.
     :ivar max_bytes: that the values of a message may take, without tensors.
-    :ivar digest: the SHA-256 of the file.
+    :ivar max_keys: that the dicts and sets of a message may have, without texts, bytes and short numbers:
+        a sender can choose others with equal hashes, and the time that they take grows with the square.
+    :ivar digest: the SHA-256 of the file, or of the values of a policy made in Python.
     """
 
     rules: tuple[Rule, ...]
@@ -109,8 +118,11 @@ class Policy:
     enforces: bool = True
     audit: Path | None = None
     allow_partial: bool = False
+    require_guard: bool = False
+    same_policy: bool = False
     max_depth: int = 100
     max_bytes: int = 256 << 20
+    max_keys: int = 4096
     source: str = "the program"
     digest: str = field(default="", compare=False)
 
@@ -133,8 +145,15 @@ class Policy:
             for entry in self.types
             if not isinstance(entry, str) or not _NAME.fullmatch(entry)
         ]
+        if self.same_policy and not self.require_guard:
+            problems.append(f"{self.source}: same_policy asks for require_guard=True.")
         if problems:
             raise PolicyError("\n".join(problems))
+        if not self.digest:  # of a policy made in Python
+            values = [
+                getattr(self, each.name) for each in fields(self) if each.name not in _OF_FILE
+            ]
+            object.__setattr__(self, "digest", hashlib.sha256(repr(values).encode()).hexdigest())
 
     def rules_for(self, peer: str | None) -> list[Rule]:
         """Return the rules for a worker; None is a worker whose name the backend does not tell."""
@@ -190,8 +209,15 @@ class _Reader:
         types = self._names(parsed, "types", _NAME, "'package.module:Class'", "the policy")
         identities = self._identities(self._value(parsed, "identities", dict, {}), roles)
         revoked = self._names(parsed, "revoked", _REVOKED, "'trainer0' or '0a:1b'", "the policy")
-        limits = {name: self._positive(parsed, name) for name in ("max_depth", "max_bytes")}
-        partial = self._value(parsed, "allow_partial", bool, False)
+        limits = {
+            name: self._positive(parsed, name) for name in ("max_depth", "max_bytes", "max_keys")
+        }
+        switches = {
+            name: self._value(parsed, name, bool, False)
+            for name in ("allow_partial", "require_guard", "same_policy")
+        }
+        if switches["same_policy"] and not switches["require_guard"]:
+            self._problem("same_policy", "asks for require_guard = true, which is not set")
         if self._problems:
             raise PolicyError("\n".join(self._problems))
         return Policy(
@@ -201,7 +227,9 @@ class _Reader:
             revoked=revoked,
             enforces=mode == "enforce",
             audit=self._file.absolute().parent / audit,
-            allow_partial=partial,
+            allow_partial=switches["allow_partial"],
+            require_guard=switches["require_guard"],
+            same_policy=switches["same_policy"],
             source=str(self._file),
             digest=digest,
             **{name: value for name, value in limits.items() if value is not None},

@@ -13,14 +13,11 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rpc_backends_agents import check_pickle
 from rpc_backends_core.spi import RpcBackendsError, torch_internals
 from rpc_backends_guard import names
 
 #: The name of a class of TorchScript.
 _SCRIPT_CLASS = re.compile(r"__torch__(\.[A-Za-z_]\w*)+")
-#: The opcode that names a function or a class.
-NAMES = pickle.STACK_GLOBAL
 
 
 class GuardError(RpcBackendsError, RuntimeError):
@@ -231,10 +228,6 @@ class Unpickled:
             raise GuardError("it passes a function that only a pickle may call")
         return value._real if type(value) is _PermittedMeta else value
 
-    def names_only(self, function: Any) -> bool:
-        """Return whether a reference is the only one in the message."""
-        return len(self._left) == 1 and type(function) is Reference and function.name in self._left
-
     def check_all_placed(self) -> None:
         """Refuse what a pickle has named in other places.
 
@@ -261,25 +254,25 @@ def name_of(value: Any) -> str | None:
     return value._name if type(value) is _PermittedMeta else None
 
 
-def _without_names(data: bytes) -> Any:
+def unpickle_plain(data: bytes) -> Any:
+    """Unpickle a message that consists of plain values and tensors.
+
+    :raises GuardError: Python cannot read it.
+    """
     try:
         return pickle.loads(data)
     except Exception as error:
-        raise GuardError(f"it cannot be unpickled: {type(error).__name__}: {error}") from None
+        raise _unreadable(error) from None
 
 
-def unpickle(data: bytes, known: Names, depth: int, size: int) -> Unpickled:
+def unpickle(data: bytes, known: Names, problem: str) -> Unpickled:
     """Unpickle a message.
 
-    :param depth: of values inside values.
-    :param size: the most bytes of the values.
-    :raises GuardError: it calls what it may not, or would harm this process.
+    :param problem: what ``check_pickle`` has found wrong with it; empty for nothing.
+    :raises GuardError: there is a problem, or it calls what it may not.
     """
-    problem = check_pickle(data, depth, size)
     if problem:
-        raise GuardError(f"{problem}")
-    if NAMES not in data:  # no opcode that passes the check can name anything without it
-        return Unpickled(_without_names(data), {})
+        raise GuardError(problem)
     unpickler = _Unpickler(data, known)
     try:
         value = unpickler.load()
@@ -292,5 +285,9 @@ def unpickle(data: bytes, known: Names, depth: int, size: int) -> Unpickled:
             raise GuardError(
                 f"`types` does not list {name!r}, of which it makes a value", "types", name
             ) from None
-        raise GuardError(f"it cannot be unpickled: {type(error).__name__}: {error}") from None
+        raise _unreadable(error) from None
     return Unpickled(value, unpickler.references)
+
+
+def _unreadable(error: Exception) -> GuardError:
+    return GuardError(f"it cannot be unpickled: {type(error).__name__}: {error}")

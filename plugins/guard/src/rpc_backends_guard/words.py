@@ -65,6 +65,8 @@ _CALL_ANYTHING = frozenset(
         "_remote_module_non_scriptable:_remote_forward",
     )
 )
+#: Classes whose objects are, or copy, more than their pickles hold.
+_OF_ANY_SIZE = frozenset(("builtins:range", "builtins:ExceptionGroup"))
 #: Operators that read or write files.
 _FILES = frozenset(("aten::from_file", "aten::save"))
 
@@ -76,6 +78,9 @@ def explain(policy: Policy) -> list[str]:
         if policy.enforces
         else "What is not listed is logged and let through (mode = 'warn')."
     ]
+    if policy.require_guard:
+        which = "this policy" if policy.same_policy else "a guard"
+        lines.append(f"A group forms only if all its members have {which}.")
     for rule in policy.rules:
         lines += _explain_rule(rule)
     many = f"{len(policy.types)} more" if policy.types else "no other"
@@ -120,7 +125,9 @@ def warnings(policy: Policy) -> list[str]:
         if "*" in rule.peers and (rule.functions or rule.methods):
             found.append("a rule for '*' holds for every member; name the workers that need it.")
     for name in policy.types:
-        if _gives_away(name):
+        if name in _OF_ANY_SIZE:
+            found.append(f"{name} in `types` lets a message make values of any size. Remove it.")
+        elif _gives_away(name):
             found.append(f"{name} in `types` lets a message run anything. Remove it.")
         elif reason := _reduces(name):
             found.append(f"{name} {reason}. Check what it does with values that a peer chooses.")

@@ -10,10 +10,11 @@ from logging import getLogger
 from typing import Any
 
 from opentelemetry import metrics, trace
+from opentelemetry._logs import get_logger_provider
 
-from rpc_backends_agents import Telemetry, report_calls
+from rpc_backends_agents import Telemetry, keep_audit_entries, report_calls, take_audit_entries
 from rpc_backends_core.spi import torch_internals
-from rpc_backends_opentelemetry import context, sdk
+from rpc_backends_opentelemetry import context, logs, sdk
 from rpc_backends_opentelemetry.metrics import Durations, Instruments
 from rpc_backends_opentelemetry.spans import Spans
 
@@ -46,6 +47,7 @@ class Reporter:
 
     def __init__(self) -> None:
         self.telemetry = Telemetry()
+        keep_audit_entries()
         self._durations = Durations(self.telemetry, self._peer_name)
         self._agent: Callable[[], Any] = lambda: None
         self._backend = ""
@@ -124,6 +126,8 @@ class Reporter:
             for span in self.telemetry.take_spans():
                 if self._spans is not None:
                     self._spans.emit(span, self._peer_name(span), self._backend)
+            for entry in take_audit_entries():
+                logs.emit(entry, self._backend)
 
     def _peer_name(self, call: Mapping[str, Any]) -> str:
         """Return the name of the other worker of a call; empty if it is not known."""
@@ -146,7 +150,8 @@ def _state(agent: Any) -> dict[str, float]:
 
 
 def _flush() -> None:
-    for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
+    providers = (trace.get_tracer_provider(), metrics.get_meter_provider(), get_logger_provider())
+    for provider in providers:
         flush = getattr(provider, "force_flush", None)
         if flush is not None:
             with contextlib.suppress(Exception):  # the exporters log their errors

@@ -41,6 +41,9 @@ def configure(worker: str) -> None:
 
 
 def _configure(worker: str) -> None:
+    from opentelemetry._logs import set_logger_provider
+    from opentelemetry.sdk._logs import LoggerProvider
+    from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
@@ -49,6 +52,7 @@ def _configure(worker: str) -> None:
 
     span_exporters = _exporters("traces")
     metric_exporters = _exporters("metrics")
+    log_exporters = _exporters("logs")
     given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create(
         {} if "service.instance.id=" in given else {"service.instance.id": worker}
@@ -60,12 +64,16 @@ def _configure(worker: str) -> None:
         kind() if issubclass(kind, MetricReader) else PeriodicExportingMetricReader(kind())
         for kind in metric_exporters
     ]
+    loggers = LoggerProvider(resource=resource)
+    for exporter in log_exporters:
+        loggers.add_log_record_processor(BatchLogRecordProcessor(exporter()))
     trace.set_tracer_provider(tracers)
+    set_logger_provider(loggers)
     metrics.set_meter_provider(MeterProvider(metric_readers=readers, resource=resource))
 
 
 def _exporters(signal: str) -> list[type[Any]]:
-    """Return the classes of the exporters of ``traces`` or ``metrics``.
+    """Return the classes of the exporters of ``traces``, ``metrics`` or ``logs``.
 
     :raises SettingError: an exporter is not installed.
     """

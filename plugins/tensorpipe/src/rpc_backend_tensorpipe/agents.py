@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from typing import Any
 
 from rpc_backend_tensorpipe.agent_store import AgentStore, Barriers, exchanging_addresses
-from rpc_backends_core.spi import Group, torch_internals, worker_info
+from rpc_backends_core.spi import Group, is_loopback, torch_internals, worker_info
 
 #: A text of TensorPipe, such as "eof", unless the text names the worker.
 _OF_TENSORPIPE = re.compile(r"(?!RPC to )[^\n]*\(this error originated at [^)\n]*\)")
 _MAY_HAVE_ENDED = "has ended or has left the group, or the network is down"
+#: An address that TensorPipe listens on; for a link-local one it may have a scope.
+_LISTENING = re.compile(r"uv://\[?(?P<address>[0-9a-fA-F:.]+(%\w+)?)\]?:[0-9]+")
+logger = logging.getLogger("rpc_backends")
 #: The text of torch for a result whose tensor has no storage.
 _WITHOUT_STORAGE = re.compile(r"Cannot access storage of (?P<kind>\w+)")
 #: The end of torch's text for a tensor on the device meta, which no device map can name.
 _ON_META = re.compile(r"found tensor on device:? ?meta")
+
+
+def warn_if_open(agent: Any) -> None:
+    """Log a warning if other hosts can reach a worker that has started."""
+    found = _LISTENING.search(agent.address or "")
+    if found is None or is_loopback(found["address"]):
+        return
+    logger.warning(
+        "RPC worker %r listens on %s without authentication: TENSORPIPE has none, so whoever can connect "
+        "to this port can run code as this user. Run it only in a network that nobody but the workers "
+        "reaches; or use ZEROMQ with a secret for all workers (RPC_BACKENDS_OVERRIDE=ZEROMQ and "
+        "RPC_BACKENDS_ZEROMQ_SECRET_FILE); or, on one host, let it listen on the loopback interface "
+        "(TP_SOCKET_IFNAME=lo). RPC_BACKENDS_REQUIRE_AUTH=1 refuses backends without authentication.",
+        agent.engine.name,
+        found["address"],
+    )
 
 
 class SelfDescribingAgent:
@@ -114,6 +134,7 @@ def start_static_agent(
     try:
         with exchanging_addresses(engine, group):
             torch_internals.init_rpc_states(agent)
+        warn_if_open(agent)
     except BaseException:
         agent.shutdown()
         raise

@@ -23,7 +23,7 @@ from torch.distributed.rpc import TensorPipeAgent, WorkerInfo
 
 from rpc_backend_tensorpipe import broadcast
 from rpc_backend_tensorpipe.agent_store import AgentStore
-from rpc_backend_tensorpipe.agents import SelfDescribingAgent, dumps
+from rpc_backend_tensorpipe.agents import SelfDescribingAgent, dumps, warn_if_open
 from rpc_backend_tensorpipe.liveness import LivenessListener, refused
 from rpc_backend_tensorpipe.membership import Membership, Peer, State, logger
 from rpc_backends_core.spi import (
@@ -277,6 +277,7 @@ def start(group: Group, options: Any) -> Any:
         state = membership.add(me)
         agent.is_listed = True
         _introduce(agent, state, options)
+        warn_if_open(agent)
     except BaseException:
         _withdraw(agent, membership, me)
         raise

@@ -60,7 +60,7 @@ _TITLE = "UCX settings of a worker started here"
 _TENSORS_ON_GPUS = Finding(
     "note",
     "tensors on GPUs",
-    "are copied through host memory, because the agent does not pass device memory to UCX",
+    "are copied through host memory. UCX moves those of the types that the option device_memory names",
 )
 
 

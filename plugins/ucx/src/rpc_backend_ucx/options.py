@@ -157,9 +157,7 @@ class UCXRpcBackendOptions(GuardedOptions):
         meaning="the types of devices whose memory UCX moves itself, by torch's name, each with UCX's "
         "name "
         'of that memory: ``{"cuda": "cuda"}``, or ``{"xpu": "ze-device"}``. All workers of a group must '
-        "name the same types. By default the agent copies tensors on devices through host memory. Not "
-        "yet "
-        "tested on a GPU",
+        "name the same types. By default the agent copies tensors on devices through host memory",
         native=True,
     )
 

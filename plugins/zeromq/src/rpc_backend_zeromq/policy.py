@@ -47,6 +47,19 @@ class Policy:
         return None if self.encryption else "without encryption"
 
     @property
+    def unproved(self) -> str | None:
+        """Why peers do not prove that they have a secret, and what to do; None if they do."""
+        if self.secret is None:
+            return f"there is no secret. {GIVE_A_SECRET}."
+        if not self.encryption:
+            variable = ZeroMQRpcBackendOptions.encryption.variable
+            return (
+                "encryption is off, and with it the authentication over TCP. Leave it on "
+                f"({variable}=1, without the option encryption=False)."
+            )
+        return None
+
+    @property
     def remedy(self) -> str:
         """What to do so that the worker may listen on other interfaces."""
         if self.secret is None:

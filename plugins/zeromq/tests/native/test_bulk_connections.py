@@ -215,7 +215,11 @@ def test_a_worker_takes_16_bulk_connections_of_a_peer(make: MakeWorker, encrypte
             "differs from the others",
         ),
         (
-            [piece(n, MIB, [MIB], 1 << 16) + bytes(1 << 16) for n in range(1025)],
+            # The last has no content: unread content would make the kernel drop the reason.
+            [
+                piece(n, MIB, [MIB], 1 << 16) + bytes(1 << 16 if n < 1024 else 0)
+                for n in range(1025)
+            ],
             "too many messages are unfinished",
         ),
     ],

@@ -313,7 +313,8 @@ ON_A_HOST = """
     worker.transport.learn(1 - number, json.loads(sys.stdin.readline()), None)
     if number == 1:
         while (event := worker.transport.receive()) is not None:
-            worker.transport.send(0, [b"%d" % sum(len(part) for part in event[2])], True)
+            if event[0] == "message":  # it may notice an outage, too
+                worker.transport.send(0, [b"%d" % sum(len(part) for part in event[2])], True)
     for line in sys.stdin:
         size = json.loads(line)
         if size:

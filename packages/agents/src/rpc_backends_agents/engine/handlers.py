@@ -34,6 +34,7 @@ def engine_backend(
     *,
     description: str,
     capabilities: Iterable[Capability] = (),
+    lacks_authentication: Callable[[Any], str | None] | None = None,
     dynamic_groups: bool = True,
 ) -> Backend:
     """Return the record of an engine.
@@ -43,6 +44,7 @@ def engine_backend(
     :param make_transport: makes the transport of one worker from its options and its group.
     :param description: one line for ``rpc-backends list``.
     :param capabilities: what the transport provides beyond :data:`CAPABILITIES`.
+    :param lacks_authentication: as in :class:`Backend`.
     :param dynamic_groups: whether workers may join and leave at any time.
     """
     lacks = frozenset() if dynamic_groups else {Capability.DYNAMIC_GROUPS}
@@ -53,6 +55,7 @@ def engine_backend(
         make_transport=make_transport,
         capabilities=(CAPABILITIES - lacks) | frozenset(capabilities),
         description=description,
+        lacks_authentication=lacks_authentication,
         spi_version=(1, 1),
     )
 

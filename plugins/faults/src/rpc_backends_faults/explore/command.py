@@ -147,7 +147,7 @@ class Names(click.ParamType[tuple[str, ...]]):
     "--corpus",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Rule files to try first; those of new failures are added. Default: OUT/corpus.",
+    help="Rule files of past failures to try first; those of new failures are added.",
 )
 @click.option(
     "--against",
@@ -226,7 +226,7 @@ def _plan(program: tuple[str, ...], options: dict[str, Any]) -> Plan:
         program=processes.Program(processes.resolved(program), options["hang"], options["timeout"]),
         out=out,
         kinds=options["kinds"],
-        corpus=options["corpus"] or out / "corpus",
+        corpus=options["corpus"],
         seed=options["seed"],
         strategy=options["strategy"],
         seconds=seconds,

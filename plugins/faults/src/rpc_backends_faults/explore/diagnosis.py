@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _LIMIT = 60.0
+_FRAME = re.compile(r'^\s*File "([^"]+)", line \d+ in (.+)$')
+#: Files that are not the program's: Python's, installed packages, and these packages in a checkout.
+LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3|/src/rpc_backends?_\w+/|<frozen|<string>"
+)
 
 
 @dataclass(frozen=True)
@@ -18,10 +24,12 @@ class Diagnosis:
 
     :ivar text: the reasons, the calls in flight and the stacks, for people.
     :ivar causes: the likely reasons that the flight recorder gives.
+    :ivar waiting: where the threads of the program wait, sorted: the innermost functions of the program.
     """
 
     text: str = ""
     causes: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
 
 
 def diagnose(pids: Sequence[int]) -> Diagnosis:
@@ -42,7 +50,22 @@ def diagnose(pids: Sequence[int]) -> Diagnosis:
         )
     causes = [str(cause["text"]) for cause in state.get("causes", [])]
     parts = [*causes, *(_worker(worker) for worker in state.get("workers", []))]
-    return Diagnosis("\n\n".join(parts), causes)
+    places = {place for worker in state.get("workers", []) for place in waits(worker.get("stacks"))}
+    return Diagnosis("\n\n".join(parts), causes, sorted(places))
+
+
+def waits(stacks: object) -> set[str]:
+    """Return where threads wait: for each thread the innermost function of the program and its caller.
+
+    Line numbers and library functions are left out, because they differ between runs that hang alike.
+    """
+    found = set()
+    for thread in re.split(r"^\S.*most recent call first.*$", str(stacks or ""), flags=re.M):
+        frames = [match for match in map(_FRAME.match, thread.splitlines()) if match]
+        program = [frame[2] for frame in frames if not LIBRARY.search(frame[1])]
+        if program:
+            found.add(" from ".join(program[:2]))
+    return found
 
 
 def _worker(worker: dict[str, Any]) -> str:

@@ -16,17 +16,29 @@ FORMAT = 1
 
 @dataclass
 class Against:
-    """How often the shrunk schedule failed on another backend."""
+    """How often the shrunk schedule failed on another backend.
+
+    :ivar failed: how many of the ``of`` runs failed there, for whatever cause.
+    :ivar problem: why the program fails there without faults; then there is no comparison.
+    :ivar complete: whether all runs were made.
+    """
 
     backend: str
     failed: int = 0
     of: int = 0
+    problem: str = ""
+    complete: bool = False
 
     def text(self) -> str:
         """Return in words what the comparison says."""
+        if self.problem:
+            why = f"the program fails there without faults: {self.problem}"
+            return f"not compared with {self.backend}: {why}"
         if not self.of:
             return f"not compared with {self.backend}: the time was over"
         times = f"on {self.backend}, it fails in {self.failed} of {self.of} runs"
+        if not self.complete:
+            return f"{times}, and then the time was over"
         return times if self.failed else f"{times}: the backend may be the cause"
 
 
@@ -107,6 +119,13 @@ class Findings:
     failures: list[Failure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def all_notes(self) -> list[str]:
+        """Return the notes, with what was sent only in runs with faults."""
+        others = self.places.others
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        sent = [f"Only runs with faults sent: {'; '.join(others[:3])}{more}."] if others else []
+        return self.notes + sent
+
     def data(self) -> dict[str, Any]:
         """Return the findings as JSON data."""
         return {
@@ -134,6 +153,7 @@ class Findings:
                 for place in self.places
             ],
             "places_covered": self.places.covered(),
+            "places_only_with_faults": self.places.others,
             "failures": [failure.data() for failure in self.failures],
-            "notes": self.notes,
+            "notes": self.all_notes(),
         }

@@ -137,6 +137,38 @@ def within(run: Run, pattern: str, least: float, most: float, *, file: str | Non
     assert least <= value <= most, f"{value:g} is not within {least:g} and {most:g}"
 
 
+def memory_back(run: Run, *, most: int = 64 * 2**20) -> None:
+    """Check that each worker has about as much memory in use at the end as without faults.
+
+    The event log has the memory (RSS) of a worker when its agent stops. Workers that did not get there
+    are left out.
+
+    :param most: how many bytes more a worker may have.
+    :raises AssertionError: names the workers with more.
+    """
+    expected = _memory(run.baseline) if run.baseline is not None else {}
+    more = {
+        worker: used - expected[worker]
+        for worker, used in _memory(run).items()
+        if worker in expected and used - expected[worker] > most
+    }
+    assert not more, "; ".join(
+        f"{worker} has {extra / 2**20:.0f} MiB more than without faults"
+        for worker, extra in more.items()
+    )
+
+
+def _memory(run: Run) -> dict[str, int]:
+    """Return the most memory that an agent of each worker left."""
+    used: dict[str, int] = {}
+    for log in run.logs:
+        worker = str(log[0].get("worker", ""))
+        for event in log:
+            if event.get("event") == "end of log" and event.get("memory"):
+                used[worker] = max(used.get(worker, 0), int(event["memory"]))
+    return used
+
+
 def rrefs_deleted(run: Run, *, before: str = "", most: int = 0) -> None:
     """Check that each user of an RRef told the owner that it does not need the RRef any more.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rpc_backends_faults import replay
 from rpc_backends_faults.explore.runs import Injected, Run
 
 #: A stream: message type, function, sender, receiver.
@@ -20,6 +21,7 @@ class Place:
     :ivar phase: the mark that the sender was in; without one: `only`, `first`, `middle` or `last` message
         of the stream.
     :ivar numbers: the messages of the stream that are in this phase, counted from 0.
+    :ivar positions: for each of them, how many messages its sender sent to its receiver before.
     """
 
     message: str
@@ -28,6 +30,7 @@ class Place:
     receiver: str
     phase: str
     numbers: tuple[int, ...] = field(compare=False, default=())
+    positions: tuple[int, ...] = field(compare=False, default=())
 
     def text(self) -> str:
         """Return the place in words."""
@@ -46,31 +49,38 @@ def stream_of(message: dict[str, Any]) -> Stream:
 
 
 class Places:
-    """The places that runs have had, and which faults were injected there.
+    """The places of a fault-free run, and which faults were injected there.
 
     :ivar counts: how many faults of each kind acted at each place.
     """
 
     def __init__(self) -> None:
+        self._others: set[str] = set()
         self._places: dict[Place, None] = {}
         self._lengths: dict[Stream, int] = {}
         self.counts: dict[Place, Counter[str]] = {}
 
     def learn(self, run: Run) -> None:
-        """Add the places of a run; those of streams that are known stay as they are."""
-        numbers: dict[Stream, list[tuple[int, str]]] = {}
-        for message in run.messages:
-            pair = (int(message["number"]), str(message["mark"]))
-            numbers.setdefault(stream_of(message), []).append(pair)
-        for stream, messages in numbers.items():
-            if stream in self._lengths:
-                continue
-            length = self._lengths[stream] = max(number for number, _ in messages) + 1
-            phases: dict[str, set[int]] = {}
-            for number, mark in messages:
-                phases.setdefault(mark or _phase(number, length), set()).add(number)
+        """Add the places of the fault-free run.
+
+        Runs with faults add none: which messages they have depends on time, and so would the schedules.
+        """
+        streams: dict[Stream, list[tuple[int, int, str]]] = {}
+        sent: Counter[tuple[str, str]] = Counter()
+        for message in _of_rules(run):
+            stream = stream_of(message)
+            position = sent[stream[2:]]
+            sent[stream[2:]] += 1
+            entry = (int(message["number"]), position, str(message["mark"]))
+            streams.setdefault(stream, []).append(entry)
+        for stream, messages in streams.items():
+            length = self._lengths[stream] = max(number for number, _, _ in messages) + 1
+            phases: dict[str, dict[int, int]] = {}
+            for number, position, mark in messages:
+                phases.setdefault(mark or _phase(number, length), {})[number] = position
             for phase, which in phases.items():
-                self._places[Place(*stream, phase, tuple(sorted(which)))] = None
+                numbers, positions = zip(*sorted(which.items()), strict=True)
+                self._places[Place(*stream, phase, numbers, positions)] = None
 
     def __iter__(self) -> Any:
         return iter(sorted(self._places))
@@ -79,7 +89,11 @@ class Places:
         return len(self._places)
 
     def cover(self, run: Run) -> None:
-        """Count the faults that acted in a run."""
+        """Count the faults that acted in a run with faults."""
+        for message in _of_rules(run):
+            stream = stream_of(message)
+            if stream not in self._lengths:
+                self._others.add(Place(*stream, "").text().removesuffix(", "))
         marks = {
             (*stream_of(message), int(message["number"])): str(message["mark"])
             for message in run.messages
@@ -98,9 +112,19 @@ class Places:
         place = Place(*stream, mark or _phase(fault.number, length))
         return place if place in self._places else None
 
+    @property
+    def others(self) -> list[str]:
+        """What was sent only in runs with faults, as text, sorted."""
+        return sorted(self._others)
+
     def covered(self) -> int:
         """Return at how many places faults were injected."""
         return len(self.counts)
+
+
+def _of_rules(run: Run) -> list[dict[str, Any]]:
+    """Return the messages on which rules act: not those that start and stop groups."""
+    return [message for message in run.messages if not replay.is_housekeeping(message)]
 
 
 def _phase(number: int, length: int) -> str:

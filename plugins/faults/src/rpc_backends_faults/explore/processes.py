@@ -77,7 +77,7 @@ class RunningProgram:
         ours = {settings.SEED, settings.REPLAY}
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         # Several runs at the same time need a port each.
-        environment["MASTER_PORT"] = str(_free_port())
+        environment["MASTER_PORT"] = str(free_port())
         environment |= {
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self._folder / "tmp"),
@@ -126,6 +126,7 @@ class RunningProgram:
             hang=self._hang,
             diagnosis=self._diagnosis.text,
             causes=self._diagnosis.causes,
+            waiting=self._diagnosis.waiting,
             left_behind=behind,
         )
 
@@ -160,7 +161,8 @@ def _size(folder: Path) -> int:
     return size
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from pathlib import Path
@@ -30,12 +31,9 @@ def test_{name}(tmp_path):
 
 
 def write(failure: Failure, plan: Plan) -> None:
-    """Write the files that reproduce a failure to its folder, and its rule file to the corpus."""
+    """Write the files that reproduce a failure to its folder."""
     folder = failure.folder
-    schedule = failure.shrunk.schedule
-    sentences = [*schedule.words(), f"{failure.cause.title}; it {failure.shrunk.text()}."]
-    rules = schedule.rule_file("\n".join(sentences))
-    (folder / "rules.toml").write_text(rules, encoding="utf-8")
+    (folder / "rules.toml").write_text(_rules(failure), encoding="utf-8")
     (folder / "test_failure.py").write_text(_test(failure, plan), encoding="utf-8")
     (folder / "detail.txt").write_text(failure.cause.detail + "\n", encoding="utf-8")
     logs = report_page.log_files(folder / "logs") if (folder / "logs").is_dir() else []
@@ -46,9 +44,23 @@ def write(failure: Failure, plan: Plan) -> None:
             page = ""
         if page:
             (folder / "timeline.html").write_text(page, encoding="utf-8")
+
+
+def keep(failure: Failure, plan: Plan) -> None:
+    """Add the rule file of a failure to the corpus, unless it passed each time that it was repeated."""
+    if plan.corpus is None or not failure.shrunk.may_repeat():
+        return
     plan.corpus.mkdir(parents=True, exist_ok=True)
-    name = f"{slug(failure.cause.key)}.toml"
-    (plan.corpus / name).write_text(rules, encoding="utf-8")
+    # Long causes differ after the part that a slug shows.
+    digest = hashlib.sha256(failure.cause.key.encode()).hexdigest()[:8]
+    name = f"{slug(failure.cause.key)}-{digest}.toml"
+    (plan.corpus / name).write_text(_rules(failure), encoding="utf-8")
+
+
+def _rules(failure: Failure) -> str:
+    schedule = failure.shrunk.schedule
+    sentences = [*schedule.words(), f"{failure.cause.title}; it {failure.shrunk.text()}."]
+    return schedule.rule_file("\n".join(sentences))
 
 
 def slug(text: str) -> str:
@@ -57,10 +69,14 @@ def slug(text: str) -> str:
 
 
 def again(failure: Failure, plan: Plan) -> list[str]:
-    """Return the shell commands that run a failure again."""
+    """Return the shell commands that run a failure again.
+
+    Each run gets an empty folder: a worker does not crash again if the log has its crash already.
+    """
     rules = shlex.quote(str(failure.folder / "rules.toml"))
     return [
-        f"rpc-backends faults run --rules {rules} --log logs {shlex.join(plan.program.command)}",
+        f'run=$(mktemp -d); rpc-backends faults run --rules {rules} --log "$run/logs" '
+        f'--left "$run/left" --free-port {shlex.join(plan.program.command)}',
         f"pytest {shlex.quote(str(failure.folder / 'test_failure.py'))}",
     ]
 

@@ -52,7 +52,7 @@ def lines(findings: Findings, plan: Plan) -> list[str]:
         ]
     if not findings.failures:
         text.append("No run failed.")
-    return text + findings.notes
+    return text + findings.all_notes()
 
 
 def _runs(number: int) -> str:
@@ -123,7 +123,7 @@ def _summary(findings: Findings) -> str:
     ]
     cells = "".join(f"<div><b>{html.escape(value)}</b>{name}</div>" for name, value in figures)
     stopped = "<p class=note>The search was interrupted.</p>" if findings.interrupted else ""
-    notes = "".join(f"<p class=note>{html.escape(note)}</p>" for note in findings.notes)
+    notes = "".join(f"<p class=note>{html.escape(note)}</p>" for note in findings.all_notes())
     return f"<div class=figures>{cells}</div>{stopped}{notes}"
 
 

@@ -45,6 +45,8 @@ class Run:
     :ivar seconds: the duration.
     :ivar hang: why the run was ended: no progress, or its time limit; empty if it ended by itself.
     :ivar diagnosis: of a hang: the likely reason and the stacks of the workers.
+    :ivar causes: of a hang: the likely reasons.
+    :ivar waiting: of a hang: where the threads of the program waited.
     :ivar left_behind: the processes that were there after the program's end, as ``PID COMMAND``.
     :ivar baseline: the run without faults; None for that run itself.
     """
@@ -55,6 +57,7 @@ class Run:
     hang: str = ""
     diagnosis: str = ""
     causes: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
     left_behind: list[str] = field(default_factory=list)
     baseline: Run | None = None
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,11 @@ CHOICES: dict[str, tuple[dict[str, Any], ...]] = {
     "pause": ({"seconds": 1.0, "budget": 1}, {"seconds": 3.0, "budget": 1}),
     "crash": ({"budget": 1},),
     "stop": ({"seconds": 1.0}, {"seconds": 3.0}),
+    "corrupt": ({}, {"bit": 30}),
+    "reply_corrupt": ({}, {"bit": 30}),
+    "memory": ({"bytes": 2**24, "seconds": 1.0},),
+    "store": ({"seconds": 3.0}, {"seconds": 3.0, "each": 0.2}),
+    "clock": ({"by": 3600.0}, {"by": -3600.0}, {"by": 10.0}),
 }
 #: Faults of a link or a worker for the whole run, by name: kinds of rules with these settings.
 LINKS: dict[str, dict[str, Any]] = {
@@ -42,6 +47,8 @@ KINDS = (*CHOICES, *LINKS)
 #: Kinds that act on more messages than one, so that a log of what they did is not a set of single faults.
 WIDE = frozenset({"partition", "pause", "bandwidth"})
 _MOST_TOGETHER = 3
+#: How many messages after a fault a second one may act on.
+_SOON = 4
 
 Strategy = Literal["guided", "random"]
 
@@ -119,7 +126,7 @@ def fault(
 
 
 def generate(
-    places: Callable[[], Sequence[Place]],
+    places: Sequence[Place],
     kinds: Sequence[str],
     seed: int,
     strategy: Strategy = "guided",
@@ -127,28 +134,31 @@ def generate(
     """Return schedules without end; equal seeds and places give equal schedules.
 
     `guided` first injects single faults: each kind at each place, and a fault at every place before a
-    second one at any. Then it combines two and three faults. `random` lets one kind act on any message
-    with a probability, as chaos tests do.
+    second one at any. Then it combines two and three faults. Half of these later faults act on a message
+    that is sent soon after the first fault, whatever it is: so calls that only happen after a fault get
+    faults, too. `random` lets one kind act on any message with a probability, as chaos tests do.
 
-    :param places: returns the places that are known now. It is called before single faults are
-        generated, and again until there are no new places.
+    :param places: the places of the fault-free run, sorted.
     """
     draw = random.Random(seed)
     if strategy == "random":
         for number in itertools.count(1):
             yield _anywhere(draw, kinds, seed + number)
-    done: set[Place] = set()
-    while new := [place for place in places() if place not in done]:
-        done.update(new)
-        for what, place in _single(draw, new, kinds):
-            yield Schedule((_drawn(draw, what, place),), origin=f"{what} at {place.text()}")
-    known = sorted(done)
-    while known:
+    for what, place in _single(draw, places, kinds):
+        yield Schedule((_drawn(draw, what, place),), origin=f"{what} at {place.text()}")
+    while places:
         many = draw.choice(range(2, _MOST_TOGETHER + 1))
-        pairs = [(draw.choice(kinds), draw.choice(known)) for _ in range(many)]
-        faults = [_drawn(draw, what, place) for what, place in pairs if _may(what, place)]
+        pairs = [(draw.choice(kinds), draw.choice(places)) for _ in range(many)]
+        first = pairs[0][1]
+        faults = [
+            _drawn(draw, what, place)
+            if not number or draw.random() < 0.5
+            else _soon(draw, what, first)
+            for number, (what, place) in enumerate(pairs)
+            if _may(what, place)
+        ]
         if faults:
-            yield Schedule(tuple(faults), origin=f"{len(faults)} faults together")
+            yield Schedule(tuple(dict.fromkeys(faults)), origin=f"{len(faults)} faults together")
 
 
 def _single(
@@ -168,6 +178,15 @@ def _may(what: str, place: Place) -> bool:
 
 def _drawn(draw: random.Random, what: str, place: Place) -> tuple[tuple[str, Any], ...]:
     return fault(what, place, draw.choice(place.numbers), draw.choice(CHOICES.get(what, ({},))))
+
+
+def _soon(draw: random.Random, what: str, place: Place) -> tuple[tuple[str, Any], ...]:
+    """Return a fault of one of the next messages, of any kind, after the first one of a place."""
+    any_message = Place("", "", place.sender, place.receiver, "")
+    after = place.positions[0] + draw.randint(1, _SOON)
+    settings = dict(fault(what, any_message, after, draw.choice(CHOICES.get(what, ({},)))))
+    settings.pop("message", None)
+    return tuple(settings.items())
 
 
 def _anywhere(draw: random.Random, kinds: Sequence[str], seed: int) -> Schedule:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ class Plan:
     :ivar failures: stop exploring after this many different failures; None means no limit.
     :ivar jobs: how many programs run at the same time.
     :ivar accepted: the exit statuses with which the program may end.
-    :ivar corpus: the folder of rule files that are tried first, and to which new ones are added.
+    :ivar corpus: the folder of rule files that are tried first, and to which new ones are added, if any.
     :ivar against: a backend on which shrunk schedules are run too.
     :ivar keep: whether the folders of runs that passed are kept.
     """
@@ -43,7 +42,7 @@ class Plan:
     program: Program
     out: Path
     kinds: tuple[str, ...]
-    corpus: Path
+    corpus: Path | None = None
     seed: int = 0
     strategy: Strategy = "guided"
     seconds: float | None = None
@@ -60,22 +59,30 @@ class Plan:
 
 @dataclass
 class _Job:
-    """A program that runs; ``done`` takes its run and the causes for which it failed."""
+    """A program that runs.
+
+    :ivar schedule: its faults.
+    :ivar investigation: for which it runs; None for a schedule that is explored.
+    """
 
     running: RunningProgram
-    done: Callable[[Run, list[Cause]], None]
+    schedule: Schedule
+    investigation: _Investigation | None = None
 
 
 @dataclass
 class _Investigation:
     """A failure that is being shrunk, one run after the other.
 
+    :ivar steps: yields the next schedule to run, and is sent the run and the causes for which it failed.
     :ivar waiting: the next schedule to run; None while a run is in progress, or at the end.
+    :ivar elsewhere: whether it runs on the other backend.
     """
 
     failure: Failure
-    steps: Generator[tuple[Schedule, Mapping[str, str]], bool, None]
-    waiting: tuple[Schedule, Mapping[str, str]] | None = None
+    steps: Generator[Schedule, tuple[Run, list[Cause]], None]
+    waiting: Schedule | None = None
+    elsewhere: bool = False
 
 
 class Search:
@@ -101,6 +108,7 @@ class Search:
         self._active: list[_Job] = []
         self._investigations: list[_Investigation] = []
         self._baseline: Run | None = None
+        self._elsewhere: Run | None = None  # without faults, on the other backend
         self._schedules: Iterator[Schedule] = iter(())
 
     def seconds_left(self) -> float | None:
@@ -171,13 +179,13 @@ class Search:
         return RunningProgram(program, folder, schedule.rule_file())
 
     def _all_schedules(self) -> Iterator[Schedule]:
-        for path in sorted(self.plan.corpus.glob("*.toml")):
+        for path in sorted(self.plan.corpus.glob("*.toml")) if self.plan.corpus else ():
             try:
                 yield schedules.read(path)
             except RuleError as error:
                 self.findings.notes.append(f"{path} was not tried: {error}")
         generated = schedules.generate(
-            lambda: list(self.findings.places),
+            list(self.findings.places),
             self.plan.kinds,
             self.plan.seed,
             self.plan.strategy,
@@ -201,15 +209,16 @@ class Search:
 
     def _next_job(self) -> _Job | None:
         for investigation in self._investigations:
-            if investigation.waiting is not None:
-                schedule, variables = investigation.waiting
-                investigation.waiting = None
-                resume = functools.partial(self._resume, investigation)
-                return _Job(self._start(schedule, variables, diagnose=False), resume)
+            schedule, investigation.waiting = investigation.waiting, None
+            if schedule is not None:
+                backend = self.plan.against if investigation.elsewhere else None
+                variables = {"RPC_BACKENDS_OVERRIDE": backend} if backend else {}
+                # Hangs are told apart by what the workers say.
+                asks = investigation.failure.cause.kind == "hang"
+                running = self._start(schedule, variables, diagnose=asks)
+                return _Job(running, schedule, investigation)
         generated = next(self._schedules, None) if not self._has_enough() else None
-        if generated is None:
-            return None
-        return _Job(self._start(generated), functools.partial(self._explored, generated))
+        return _Job(self._start(generated), generated) if generated is not None else None
 
     def _has_enough(self) -> bool:
         """Return whether enough failures were found; one that did not repeat does not count."""
@@ -225,13 +234,16 @@ class Search:
             ended = True
             folder = run.folder
             self._active.remove(job)
-            run.baseline = self._baseline
+            elsewhere = job.investigation is not None and job.investigation.elsewhere
+            run.baseline = self._elsewhere if elsewhere else self._baseline
             causes = judge(run, self.plan.invariants, self.plan.accepted)
             self.findings.runs += 1
-            self.findings.places.learn(run)
             self.findings.places.cover(run)
-            job.done(run, causes)
-            if not self.plan.keep:
+            if job.investigation is None:
+                self._explored(job.schedule, run, causes)
+            else:
+                self._resume(job.investigation, run, causes)
+            if not self.plan.keep and run is not self._elsewhere:
                 shutil.rmtree(folder, ignore_errors=True)  # that of a new failure was moved
         if not ended:
             time.sleep(_INTERVAL)
@@ -243,17 +255,25 @@ class Search:
         if not causes:
             return
         self.findings.failing_runs += 1
-        cause = causes[0]
-        known = next((one for one in self.findings.failures if one.cause.key == cause.key), None)
-        if known is not None:
-            known.times += 1
-            return
+        failures = {failure.cause.key: failure for failure in self.findings.failures}
+        new = [cause for cause in causes if cause.key not in failures]
+        for cause in causes:
+            if cause.key in failures:
+                failures[cause.key].times += 1
+        # The last one takes the folder of the run, the others a copy.
+        for cause in new:
+            self._found(schedule, run, cause, copy=cause is not new[-1])
+
+    def _found(self, schedule: Schedule, run: Run, cause: Cause, *, copy: bool) -> None:
         number = len(self.findings.failures) + 1
         folder = self.plan.out / "failures" / f"{number:02}-{reproduce.slug(cause.key)}"
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.move(run.folder, folder)
-        run.folder = folder
+        if copy:
+            shutil.copytree(run.folder, folder, symlinks=True, ignore=shutil.ignore_patterns("tmp"))
+        else:
+            shutil.move(run.folder, folder)
+            run.folder = folder
         failure = Failure(
             number=number,
             cause=cause,
@@ -271,9 +291,7 @@ class Search:
         # At once, in case that there is no time to shrink it.
         reproduce.write(failure, self.plan)
 
-    def _investigate(
-        self, failure: Failure
-    ) -> Generator[tuple[Schedule, Mapping[str, str]], bool, None]:
+    def _investigate(self, failure: Failure) -> Generator[Schedule, tuple[Run, list[Cause]], None]:
         steps = shrink(failure.shrunk, failure.run, self.plan.confirmations)
         failed = None
         while True:
@@ -281,23 +299,44 @@ class Search:
                 schedule = next(steps) if failed is None else steps.send(failed)
             except StopIteration:
                 break
-            failed = yield schedule, {}
-        if self.plan.against is not None:
-            failure.against = Against(self.plan.against)
-            for _ in range(_COMPARISONS):
-                override = {"RPC_BACKENDS_OVERRIDE": self.plan.against}
-                failure.against.failed += yield failure.shrunk.schedule, override
-                failure.against.of += 1
+            _, causes = yield schedule
+            failed = any(cause.key == failure.cause.key for cause in causes)
 
-    def _resume(self, investigation: _Investigation, _run: Run, causes: Sequence[Cause]) -> None:
-        same = any(cause.key == investigation.failure.cause.key for cause in causes)
+    def _compare(
+        self, against: Against, failure: Failure
+    ) -> Generator[Schedule, tuple[Run, list[Cause]], None]:
+        """Run the shrunk schedule on the other backend, on which the program must pass without faults."""
+        failure.against = against
+        if self._elsewhere is None:
+            run, causes = yield Schedule()
+            if causes:
+                against.problem = causes[0].title
+                return
+            self._elsewhere = run
+        for _ in range(_COMPARISONS):
+            _, causes = yield failure.shrunk.schedule
+            against.failed += bool(causes)
+            against.of += 1
+        against.complete = True
+
+    def _resume(self, investigation: _Investigation, run: Run, causes: list[Cause]) -> None:
+        failure = investigation.failure
         try:
-            investigation.waiting = investigation.steps.send(same)
+            investigation.waiting = investigation.steps.send((run, causes))
         except StopIteration:
+            if self.plan.against is not None and not investigation.elsewhere:
+                investigation.elsewhere = True
+                investigation.steps = self._compare(Against(self.plan.against), failure)
+                investigation.waiting = next(investigation.steps)
+                return
             self._investigations.remove(investigation)
-            reproduce.write(investigation.failure, self.plan)
+            self._close(failure)
+
+    def _close(self, failure: Failure) -> None:
+        reproduce.write(failure, self.plan)
+        reproduce.keep(failure, self.plan)
 
     def _finish(self) -> None:
         for investigation in self._investigations:
-            reproduce.write(investigation.failure, self.plan)
+            self._close(investigation.failure)
         self.findings.seconds = round(time.monotonic() - self._begin, 1)

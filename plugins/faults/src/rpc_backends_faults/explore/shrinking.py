@@ -9,6 +9,7 @@ from typing import Any
 from rpc_backends_faults.explore.places import Place
 from rpc_backends_faults.explore.runs import Run
 from rpc_backends_faults.explore.schedules import WIDE, Schedule, fault
+from rpc_backends_faults.rules import KINDS
 
 Fault = tuple[tuple[str, Any], ...]
 #: Yields schedules to run; is sent whether the run failed for the same cause.
@@ -38,7 +39,7 @@ class Shrunk:
 
     def may_repeat(self) -> bool:
         """Return whether the schedule failed again, or was not run again yet."""
-        return self.failed > 0 or not self.complete
+        return self.failed > 0 or not self.of
 
     def text(self) -> str:
         """Return in words how often the schedule fails."""
@@ -56,14 +57,27 @@ def exact(run: Run, schedule: Schedule) -> Schedule | None:
     for acted in run.injected:
         if acted.what in WIDE:
             return None
-        settings: dict[str, Any] = {"budget": 1} if acted.what == "crash" else {}
-        if acted.what in {"delay", "reply_delay", "stop"}:
+        settings = _own_settings(acted.rule, schedule)
+        if acted.what == "crash":
+            settings["budget"] = 1
+        if "seconds" in settings:  # it may have been a distribution
             settings["seconds"] = round(acted.seconds, 3)
         place = Place(acted.message, acted.function, acted.sender, acted.receiver, "")
         faults[fault(acted.what, place, acted.number, settings)] = None
     if not faults or len(faults) > _MOST_FAULTS:
         return None
     return Schedule(tuple(faults), 0, schedule.origin)
+
+
+def _own_settings(name: str, schedule: Schedule) -> dict[str, Any]:
+    """Return the settings that only the kind of this rule has, for example the bit that it changes."""
+    for number, rule in enumerate(schedule.faults, 1):
+        settings = dict(rule)
+        if name == settings.get("name", f"{settings['what']}-{number}"):
+            kind = KINDS[settings["what"]]
+            own = (kind.needs | kind.takes) - {"receiver"}
+            return {key: value for key, value in settings.items() if key in own}
+    return {}
 
 
 def shrink(shrunk: Shrunk, first: Run, confirmations: int = 10) -> Shrinking:

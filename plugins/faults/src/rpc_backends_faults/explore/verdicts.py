@@ -7,13 +7,13 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from rpc_backends_faults.explore.diagnosis import LIBRARY
 from rpc_backends_faults.explore.invariants import Invariant
 from rpc_backends_faults.explore.runs import Run
 
 _FRAME = re.compile(r'^\s*File "([^"]+)", line \d+, in (.+)$')
 _ERROR = re.compile(r"^\s*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))(?:: (.*))?$")
 _SIGNAL = re.compile(r"terminated with signal (SIG[A-Z]+)")
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|<frozen|<string>")
 _MOST_TITLE = 200
 _LAUNCHERS = ("torch.multiprocessing", "torch.distributed.elastic")
 
@@ -39,17 +39,16 @@ def judge(
 ) -> list[Cause]:
     """Return the causes for which a run failed, the most telling first; none if it passed.
 
+    Invariants judge only runs that ended with status 0: others did not reach their end.
+
     :param accepted: the exit statuses with which the program may end.
     """
     if run.hang:
-        text = run.causes[0] if run.causes else run.hang
-        title = f"hang: {_short(text)}"
-        # The likely reason depends on the moment of the question, so it is not a part of the key.
-        return [Cause("hang", "hang", title, f"{run.hang}\n\n{run.diagnosis}")]
+        return [_hang(run)]
     causes = [*_signals(run)]
     if not causes and run.status not in accepted:
         causes.append(_exit(run))
-    if not causes and run.status == 0:
+    if run.status == 0:
         for invariant in invariants:
             problem = invariant.problem(run)
             if problem:
@@ -63,8 +62,18 @@ def judge(
     return causes
 
 
+def _hang(run: Run) -> Cause:
+    waiting = ", ".join(run.waiting)
+    text = run.causes[0] if run.causes else run.hang
+    if waiting and not run.causes:
+        text += f"; waiting in {waiting}"
+    # The likely reason depends on the moment of the question, so it is not a part of the key.
+    key = f"hang in {waiting}" if waiting else "hang"
+    return Cause("hang", key, f"hang: {_short(text)}", f"{run.hang}\n\n{run.diagnosis}")
+
+
 def _signals(run: Run) -> list[Cause]:
-    """Return the signal that ended a process, unless a fault did."""
+    """Return the signals that ended processes, unless a fault did."""
     status = run.status or 0
     names = [signal.Signals(-status).name] if status < 0 else _SIGNAL.findall(run.output)
     crashed = any(fault.what == "crash" for fault in run.injected)
@@ -72,7 +81,7 @@ def _signals(run: Run) -> list[Cause]:
     tail = "\n".join(run.output.splitlines()[-60:])
     return [
         Cause("signal", f"signal {name}", f"a process was ended by {name}", tail)
-        for name in names[:1]
+        for name in dict.fromkeys(names)
     ]
 
 
@@ -99,7 +108,7 @@ def _errors(lines: Sequence[str]) -> list[tuple[str, str, str, int]]:
     for number, line in enumerate(lines):
         if frame := _FRAME.match(line):
             outer = frame[2]
-            where = where if _LIBRARY.search(frame[1]) else frame[2]
+            where = where if LIBRARY.search(frame[1]) else frame[2]
         elif "Traceback (most recent call last)" in line:
             where, outer = "", ""
         elif (error := _ERROR.match(line)) and outer:

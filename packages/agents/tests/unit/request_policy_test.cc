@@ -1,0 +1,89 @@
+// What a policy permits, from the bytes of requests.
+#include "agent/request_policy.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "rpc_backends_agents/interceptor.h"
+
+namespace rpc_backends {
+namespace {
+
+using namespace std::string_literals;
+
+std::string text(const std::string& value) {
+  return "\x8c" + std::string(1, static_cast<char>(value.size())) + value + "\x94";
+}
+
+std::string global(const std::string& module, const std::string& name) {
+  return text(module) + text(name) + "\x93\x94";
+}
+
+// A request that calls a function without arguments, as Python writes it.
+std::string call(const std::string& module, const std::string& name) {
+  const std::string opcodes =
+      global("torch.distributed.rpc.internal", "PythonUDF") + global(module, name) + ")}\x94\x87\x94\x81\x94.";
+  return "\0\x80\x04\x95"s + static_cast<char>(opcodes.size()) + std::string(7, '\0') + opcodes;
+}
+
+std::string in_autograd(const std::string& payload, const std::string& type) {
+  const std::string pickle = "\x80\x02(" + type + "K\x03K\x04K\x01"s + "ctorch.jit._pickle\nrestore_type_tag\nq\0"s +
+                             "}(uX\x0e\0\0\0Dict[str, str]q\x01\x86Rq\x02t."s;
+  return payload + pickle + std::string(7, '\0') + static_cast<char>(pickle.size());
+}
+
+class RequestPolicyTest : public testing::Test {
+ protected:
+  static RequestPolicy::Rule rule() {
+    RequestPolicy::Rule listed;
+    listed.peers = {"trainer*"};
+    listed.functions = {"train.step"};
+    listed.autograd = true;
+    return listed;
+  }
+  RequestPolicy policy_{{rule()}, "ps", true, false, -1};
+};
+
+TEST_F(RequestPolicyTest, OnlyListedFunctionsOfListedPeersAreServed) {
+  EXPECT_EQ(policy_.refusal("trainer0", kPythonCall, call("train", "step")), "");
+  EXPECT_NE(policy_.refusal("other", kPythonCall, call("train", "step")), "");
+  EXPECT_EQ(
+      policy_.refusal("trainer0", kPythonCall, call("train", "stop")),
+      "worker 'ps' refuses a request of 'trainer0': its guard policy does not list 'train.stop' in `functions` of "
+      "a rule for 'trainer0'");
+  EXPECT_NE(policy_.refusal("trainer0", kPythonCall, call("train", "step2")), "");
+  EXPECT_NE(policy_.refusal("trainer0", kPythonCall, ""), "");
+  EXPECT_EQ(policy_.refused(), 4U);
+}
+
+TEST_F(RequestPolicyTest, WrappersAreReadInTorchsFormOnly) {
+  const std::string inner = call("train", "step");
+  EXPECT_EQ(policy_.refusal("trainer0", kForwardAutogradRequest, in_autograd(inner, "M\x02\x01"s)), "");
+  EXPECT_NE(policy_.refusal("trainer0", kForwardAutogradRequest, in_autograd(call("os", "system"), "M\x02\x01"s)), "");
+  // Torch would take 0x102 from this, and a reader of the first number 0x106.
+  const std::string other = in_autograd(inner, "M\x06\x01"s + "0M\x02\x01"s);
+  EXPECT_NE(policy_.refusal("trainer0", kForwardAutogradRequest, other).find("another form than torch's"),
+            std::string::npos);
+  const std::string twice = in_autograd(in_autograd(inner, "M\x02\x01"s), "M\x0f\x01"s);
+  EXPECT_NE(policy_.refusal("trainer0", kForwardAutogradRequest, twice), "");
+  EXPECT_NE(policy_.refusal("trainer0", kRunWithProfilingRequest, in_autograd(inner, "M\x02\x01"s)), "");
+}
+
+TEST_F(RequestPolicyTest, EntriesOfTheLogAreKeptForAReader) {
+  auto& entries = AuditEntries::of_process();
+  (void)policy_.refusal("trainer0", kPythonCall, call("os", "system"));
+  EXPECT_TRUE(entries.take().empty()) << "nobody reads them";
+  entries.keep();
+  for (int i = 0; i < 1005; ++i) {
+    (void)policy_.refusal("trainer0", kPythonCall, call("os", "system"));
+  }
+  const auto taken = entries.take();
+  ASSERT_EQ(taken.size(), 1001U);
+  EXPECT_NE(taken.front().find("os.system"), std::string::npos);
+  EXPECT_NE(taken.back().find("\"count\":5"), std::string::npos);
+  EXPECT_TRUE(entries.take().empty());
+}
+
+}  // namespace
+}  // namespace rpc_backends

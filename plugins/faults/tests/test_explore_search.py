@@ -1,0 +1,155 @@
+"""How a search uses its runs: which failures it keeps, compares and adds to the corpus."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rpc_backends_faults.explore import reproduce
+from rpc_backends_faults.explore.findings import Failure
+from rpc_backends_faults.explore.invariants import Invariant
+from rpc_backends_faults.explore.processes import Program
+from rpc_backends_faults.explore.runs import Run
+from rpc_backends_faults.explore.schedules import Schedule
+from rpc_backends_faults.explore.search import Plan, Search
+from rpc_backends_faults.explore.shrinking import Shrunk
+from rpc_backends_faults.explore.verdicts import Cause
+
+#: Two workers of one process group; the trainer's calls are repeated, and counted twice.
+PROGRAM = Path(__file__).parent / "planted" / "double_update.py"
+DROP = (("what", "drop"), ("first", 1))
+TWICE = '[[rule]]\nwhat = "duplicate"\nfunction = "__main__.update"\nfirst = 1\n'
+
+
+def failure(folder: Path, key: str = "exit", failed: int = 1, of: int = 1) -> Failure:
+    folder.mkdir(parents=True, exist_ok=True)
+    shrunk = Shrunk(Schedule((DROP,)), failed, of, complete=True)
+    return Failure(
+        1,
+        Cause("exit", key, key),
+        folder,
+        Run(folder, 1, 1.0),
+        shrunk,
+        "drop",
+        after=1,
+        seconds=1.0,
+    )
+
+
+def plan(out: Path, *command: str, **settings: object) -> Plan:
+    program = Program(command or (sys.executable, str(PROGRAM)), 60.0, 300.0)
+    (out / "runs").mkdir(parents=True)
+    return Plan(program, out, ("drop",), **settings)  # type: ignore[arg-type]
+
+
+def fails_if_done_again(run: Run) -> None:
+    lines = run.output.splitlines()
+    assert len(lines) == len(set(lines)), "done again"
+
+
+def fails_if_more_than_twelve(run: Run) -> None:
+    assert len(run.output.splitlines()) <= 12, "more than 12"
+
+
+def corpus_of(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "twice.toml").write_text(TWICE)
+    return folder
+
+
+def search_with_corpus(tmp_path: Path, *checks: Invariant, against: str | None = None) -> Search:
+    """Run the program with one rule file, and return the search."""
+    settings = plan(
+        tmp_path / "out",
+        corpus=corpus_of(tmp_path / "corpus"),
+        invariants=checks,
+        runs=0,
+        confirmations=1,
+        jobs=1,
+        against=against,
+    )
+    search = Search(settings)
+    search.run()
+    return search
+
+
+def test_a_failure_that_never_repeats_stays_out_of_the_corpus(tmp_path: Path) -> None:
+    settings = plan(tmp_path / "out", corpus=tmp_path / "corpus")
+
+    reproduce.keep(failure(tmp_path / "a", failed=0, of=10), settings)
+    assert not settings.corpus or not settings.corpus.exists()
+    reproduce.keep(failure(tmp_path / "a", failed=1, of=10), settings)
+    assert settings.corpus and len(list(settings.corpus.iterdir())) == 1
+
+
+def test_causes_with_the_same_first_characters_have_files_of_their_own(tmp_path: Path) -> None:
+    settings = plan(tmp_path / "out", corpus=tmp_path / "corpus")
+    for end in ("one", "two"):
+        reproduce.keep(failure(tmp_path / end, f"exit {'x' * 100} {end}"), settings)
+
+    assert settings.corpus and len(list(settings.corpus.iterdir())) == 2
+
+
+def test_without_a_corpus_none_is_written(tmp_path: Path) -> None:
+    settings = plan(tmp_path / "out")
+    reproduce.keep(failure(tmp_path / "a"), settings)
+
+    assert not (tmp_path / "out/corpus").exists()
+
+
+def test_the_printed_command_gives_a_folder_and_a_free_port(tmp_path: Path) -> None:
+    code = "import os; print(os.environ['RPC_BACKENDS_FAULTS_RUN'], os.environ['MASTER_PORT'])"
+    found = failure(tmp_path / "a")
+    settings = plan(tmp_path / "out", sys.executable, "-c", code)
+    reproduce.write(found, settings)
+    run, _ = reproduce.again(found, settings)
+    command = run.replace(
+        "rpc-backends ", shlex.join([sys.executable, "-m", "rpc_backends_cli", ""])
+    )
+    command = command.replace(" '' ", " ")
+
+    first, second = (
+        subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    folder, port = first.split()
+    assert Path(folder).is_dir()
+    assert int(port) > 0
+    assert (
+        folder != second.split()[0]
+    )  # a log of an earlier run would keep a worker from crashing again
+
+
+@pytest.mark.slow
+def test_each_cause_of_a_run_is_a_failure(tmp_path: Path) -> None:
+    search = search_with_corpus(
+        tmp_path,
+        Invariant("once", fails_if_done_again),
+        Invariant("twelve", fails_if_more_than_twelve),
+    )
+
+    found = [one.cause.title for one in search.findings.failures]
+    assert found == ["once: done again", "twelve: more than 12"]
+    assert all((one.folder / "output.txt").exists() for one in search.findings.failures)
+
+
+@pytest.mark.slow
+def test_a_comparison_with_another_backend_makes_all_its_runs(tmp_path: Path) -> None:
+    search = search_with_corpus(tmp_path, Invariant("once", fails_if_done_again), against="ZEROMQ")
+
+    (found,) = search.findings.failures
+    assert found.against is not None
+    assert (found.against.failed, found.against.of) == (3, 3)
+
+
+@pytest.mark.slow
+def test_a_backend_on_which_the_program_fails_anyway_is_not_compared(tmp_path: Path) -> None:
+    search = search_with_corpus(tmp_path, Invariant("once", fails_if_done_again), against="NOSUCH")
+
+    (found,) = search.findings.failures
+    assert found.against is not None
+    assert found.against.text().startswith("not compared with NOSUCH: the program fails there")
