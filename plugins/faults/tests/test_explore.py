@@ -64,7 +64,7 @@ def double_update(tmp_path_factory: pytest.TempPathFactory) -> Path:
     explore(
         out,
         *options,
-        *("--confirm", "2"),
+        *("--confirm", "2", "--corpus", str(out.with_name("corpus"))),
         *checks("double_update"),
         program=PLANTED / "double_update.py",
     )
@@ -123,7 +123,7 @@ def test_the_written_test_fails(double_update: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failure_in_the_corpus_is_tried_first(double_update: Path, tmp_path: Path) -> None:
-    corpus = ("--corpus", str(double_update / "corpus"), "--runs", "1", "--failures", "1")
+    corpus = ("--corpus", str(double_update.with_name("corpus")), "--runs", "1", "--failures", "1")
     done = explore(
         tmp_path / "out",
         *corpus,

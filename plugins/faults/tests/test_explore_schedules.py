@@ -179,6 +179,16 @@ def test_a_random_rule_becomes_the_faults_of_its_log(tmp_path: Path) -> None:
     )
 
 
+def test_a_link_with_jitter_and_another_fault_are_shrunk(tmp_path: Path) -> None:
+    acted = '[{"rule":"drop-2","what":"drop","seconds":0}]'
+    run = run_with(tmp_path, request(1), request(2, faults=acted))
+    jitter, drop = fault("jitter", PLACES[1], 0, {}), fault("drop", PLACES[1], 1, {})
+
+    small = shrunk(Schedule((jitter, drop)), lambda candidate: drop in candidate.faults, run)
+
+    assert small.schedule.faults == (drop,)
+
+
 def test_a_failure_that_does_not_repeat_says_so() -> None:
     small = shrunk(Schedule((fault("drop", PLACES[0], 0, {}),)), lambda candidate: False)
 

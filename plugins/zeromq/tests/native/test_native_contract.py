@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,20 @@ from typing import Any
 
 import pytest
 
-from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq._native import Transport, make_keys
 from rpc_backends_testing import TransportContract
+
+_SETTINGS = "NATIVE_SETTINGS"
+
+
+def settings() -> dict[str, Any]:
+    """Return the values of the native options. A child without torch gets them from the test."""
+    if _SETTINGS in os.environ:
+        values: dict[str, Any] = json.loads(os.environ[_SETTINGS])
+        return values
+    from rpc_backend_zeromq import ZeroMQRpcBackendOptions
+
+    return ZeroMQRpcBackendOptions(bulk_connections=1).native()
 
 
 class OverTcp:
@@ -24,7 +37,7 @@ class OverTcp:
             public_key=self._public,
             secret_key=secret,
             handshake_timeout=20,
-            **ZeroMQRpcBackendOptions(bulk_connections=1).native(),
+            **settings(),
         )
 
     def listen(self, worker_id: int, name: str) -> str:
@@ -75,6 +88,9 @@ def test_a_transport_in_cpp_is_tested_without_torch() -> None:
         sys.exit("torch" in sys.modules)
     """
     done = subprocess.run(
-        [sys.executable, "-c", dedent(code)], cwd=Path(__file__).parent, check=False
+        [sys.executable, "-c", dedent(code)],
+        cwd=Path(__file__).parent,
+        env={**os.environ, _SETTINGS: json.dumps(settings())},
+        check=False,
     )
     assert done.returncode == 0

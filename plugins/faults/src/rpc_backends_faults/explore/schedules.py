@@ -158,7 +158,7 @@ def generate(
             if _may(what, place)
         ]
         if faults:
-            yield Schedule(tuple(dict.fromkeys(faults)), origin=f"{len(faults)} faults together")
+            yield Schedule(tuple(faults), origin=f"{len(faults)} faults together")
 
 
 def _single(
