@@ -405,6 +405,12 @@ class Check {
     if (!has(2)) {
       return;
     }
+    for (size_t i = stack_.size() - 2; i < stack_.size(); ++i) {
+      if (stack_[i].kind != Kind::kSimpleKey || stack_[i].text.empty()) {
+        problem_ = "it names a function or a class by what is no text";
+        return;
+      }
+    }
     const std::string_view name = stack_.back().text;
     const std::string_view module = stack_[stack_.size() - 2].text;
     pop(2);

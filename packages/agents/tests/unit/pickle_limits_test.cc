@@ -176,6 +176,13 @@ TEST(PickleLimitsTest, TheStackIsMemory) {
   EXPECT_NE(check(times("(", 100'000) + times("1", 100'000) + "N"), "");
 }
 
+TEST(PickleLimitsTest, OnlyTextsName) {
+  EXPECT_EQ(check("X\1\0\0\0mX\1\0\0\0C\x93"s), "");
+  EXPECT_NE(check("X\1\0\0\0m\x8a\4step\x93"s), "") << "a number that looks like a text";
+  EXPECT_NE(check("C\1mX\1\0\0\0C\x93"s), "") << "bytes";
+  EXPECT_NE(check("X\1\0\0\0mX\1\0\0\0C\x93\x94h\0\x93"s), "") << "a class";
+}
+
 std::string form(const std::string& opcodes) {
   const PickleReport report = check_pickle("\x80\x04" + opcodes + ".", kLimits);
   EXPECT_EQ(report.problem, "") << opcodes;

@@ -81,9 +81,10 @@ class Decisions:
 
         :raises GuardError: the policy does not permit it.
         """
-        problem, function = check_pickle(data, *self._limits)
+        depth, size, keys = self._limits
+        problem, function = check_pickle(data, depth, size, keys)
         try:
-            rules = self._of(peer)
+            rules = self._permissions.get(peer) or self._of(peer)
             if function:
                 call = self._plain_call(data, rules.functions.get(function))
                 if call is not None:
@@ -100,7 +101,8 @@ class Decisions:
 
         :raises GuardError: the policy does not permit it.
         """
-        problem, function = check_pickle(data, *self._limits)
+        depth, size, keys = self._limits
+        problem, function = check_pickle(data, depth, size, keys)
         try:
             if function == "":
                 return unpickle_plain(data)

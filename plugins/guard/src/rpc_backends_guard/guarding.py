@@ -138,6 +138,8 @@ def _native_rule(rule: Rule) -> RequestRule:
 
 
 def _unpickler(decisions: Decisions, *, enforces: bool) -> Callable[[Any], Any]:
+    decide_call, decide_result, unpickle = decisions.call, decisions.result, pickle.Unpickler
+
     class Guarded:
         """Unpickles one message."""
 
@@ -152,14 +154,14 @@ def _unpickler(decisions: Decisions, *, enforces: bool) -> Callable[[Any], Any]:
             :raises GuardError: the policy does not permit it.
             """
             caller = take_caller()
-            if caller == "":  # what this worker sends to itself
-                return pickle.Unpickler(self._file).load()
-            data = self._file.getvalue()
             try:
-                return decisions.result(data) if caller is None else decisions.call(data, caller)
+                if caller is None:
+                    return decide_result(self._file.getvalue())
+                if caller:
+                    return decide_call(self._file.getvalue(), caller)
             except GuardError:
                 if enforces:
                     raise
-                return pickle.Unpickler(self._file).load()
+            return unpickle(self._file).load()  # also what this worker sends to itself
 
     return Guarded
