@@ -49,13 +49,19 @@ ucs_status_t Arrivals::on_message(void* self, const void* header, size_t header_
 }
 
 Incoming::Target Arrivals::place(Link& link, Kind kind, const void* header, size_t header_size, size_t size) {
+  PartOfMessage head;  // a message begins like it
+  if (header_size < sizeof head) {
+    throw Malformed("a header is too short");
+  }
+  std::memcpy(&head, header, sizeof head);
+  Incoming& incoming = link.incoming(head.number);
   switch (kind) {
     case Kind::kMessage:
-      return link.incoming.message(header, header_size, size);
+      return incoming.message(header, header_size, size);
     case Kind::kPart:
-      return link.incoming.part(header, header_size, size);
+      return incoming.part(header, header_size, size);
     default:
-      return link.incoming.device_part(header, header_size, size, allocate_);
+      return incoming.device_part(header, header_size, size, allocate_);
   }
 }
 
@@ -160,25 +166,26 @@ bool Arrivals::deliver_fetched() {
     for (int i = 0; i < kDrain && ucp_worker_progress(worker_.get()) != 0; ++i) {
     }
     owner_.do_later();
-    deliver_below(checked_, kEveryPeer, UINT64_MAX);
+    deliver_below(checked_, kEveryPeer, UINT64_MAX, UINT64_MAX);
     any = true;
   }
   return any;
 }
 
-void Arrivals::deliver_below(int peer, uint64_t number) {
-  deliver_below(checked_, peer, number);
-  deliver_below(fetched_, peer, number);
+void Arrivals::deliver_below(int peer, uint64_t small, uint64_t large) {
+  deliver_below(checked_, peer, small, large);
+  deliver_below(fetched_, peer, small, large);
 }
 
 bool Arrivals::is_fetching(int peer) const {
   return std::any_of(fetching_.begin(), fetching_.end(), [peer](const Fetch* fetch) { return fetch->peer == peer; });
 }
 
-void Arrivals::deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t number) {
+void Arrivals::deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t small, uint64_t large) {
   // One at a time, so that the others stay if there is an exception.
   for (size_t i = 0; i < fetches.size();) {
-    if (peer != kEveryPeer && (fetches[i].peer != peer || fetches[i].target.number >= number)) {
+    const uint64_t number = fetches[i].target.number;
+    if (peer != kEveryPeer && (fetches[i].peer != peer || number >= (number < kFirstLarge ? small : large))) {
       ++i;
       continue;
     }
@@ -200,7 +207,10 @@ void Arrivals::deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t numb
 
 void Arrivals::deliver(Link& link, const Incoming::Target& target) {
   std::vector<Parts> complete;
-  link.incoming.filled(target, complete);
+  link.incoming(target.number).filled(target, complete);
+  if (target.number < kFirstLarge) {
+    inbox_.note_small();
+  }
   for (Parts& parts : complete) {
     ++counters_.messages_received;
     for (const Part& part : parts) {

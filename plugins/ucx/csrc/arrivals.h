@@ -40,7 +40,7 @@ class Arrivals {
   // Delivers data that was copied from the memory of peers; returns whether there was any.
   bool deliver_fetched();
   // Delivers the copied data of this peer that belongs to messages with smaller numbers. The rest stays.
-  void deliver_below(int peer, uint64_t number);
+  void deliver_below(int peer, uint64_t small, uint64_t large);
   // Whether UCX copies from the memory of this peer.
   bool is_fetching(int peer) const;
 
@@ -55,7 +55,7 @@ class Arrivals {
   ucs_status_t take(wire::Kind kind, const void* header, size_t header_size, void* data, size_t size, bool is_fetched);
   Incoming::Target place(Link& link, wire::Kind kind, const void* header, size_t header_size, size_t size);
   void deliver(Link& link, const Incoming::Target& target);
-  void deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t number);
+  void deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t small, uint64_t large);
 
   Owner& owner_;
   Worker& worker_;

@@ -28,6 +28,11 @@ constexpr int kLongestPolling = 3;
 
 // How often to try to arm UCX while it still has something to do, before another thread takes over.
 constexpr int kAttempts = 16;
+// For how long at most an event waits for this: UCX may be copying.
+constexpr std::chrono::microseconds kArmTime{10};
+// For how long after a small message the thread that polls offers its core to others while UCX copies. A thread that
+// waits for the message would otherwise wait for the end of a time slice, too, which is some milliseconds long.
+constexpr std::chrono::milliseconds kSmallTime{1};
 // How long to sleep while UCX waits for room in the queue of a peer. UCX does not signal the end of this wait, nor the
 // traffic of other peers meanwhile, so the sleep delays their messages.
 constexpr std::chrono::microseconds kFirstPause{50};
@@ -284,6 +289,9 @@ bool Inbox::poll(Clock::time_point deadline) {
       expect_traffic();
       pause = kFirstPause;
       attempts = 0;
+      if (now() - last_small_.load(std::memory_order_relaxed) < Clock::duration(kSmallTime).count()) {
+        sched_yield();
+      }
       continue;
     }
     if (expects_traffic()) {
@@ -318,7 +326,8 @@ void Inbox::leave_polling() {
     wanted_ = true;
     return;
   }
-  for (int i = 0; i < kAttempts; ++i) {
+  const auto end = Clock::now() + kArmTime;
+  for (int i = 0; i < kAttempts && Clock::now() < end; ++i) {
     if (source_.arm()) {
       epoll_.rearm(source_.event_fd(), EPOLLIN | EPOLLONESHOT, kTraffic);
       watched_ = true;

@@ -48,6 +48,9 @@ class Inbox {
   // Extends the polling, because traffic is expected.
   void expect_traffic() { last_traffic_.store(now(), std::memory_order_relaxed); }
 
+  // A small message has arrived: polling leaves the core to others for a while.
+  void note_small() { last_small_.store(now(), std::memory_order_relaxed); }
+
   // Makes a thread poll if none does.
   void nudge();
 
@@ -107,7 +110,7 @@ class Inbox {
   bool watched_ = false;              // the event descriptor is enabled; used only by the thread that polls
   std::atomic<int> sleeping_{0};
   std::atomic<bool> waking_{false};
-  std::atomic<Clock::rep> last_traffic_{0};
+  std::atomic<Clock::rep> last_traffic_{0}, last_small_{0};
 
   // Threads that handle an event. A thread that ends may outlive this object.
   const std::shared_ptr<std::atomic<int>> handling_ = std::make_shared<std::atomic<int>>(0);

@@ -1,5 +1,5 @@
-// Assembles the messages that arrive on one link and returns them in the order in which they were sent. Checks all data
-// from the peer before it uses them.
+// Assembles the small messages that arrive on one link, or the large ones, and returns them in the order in which they
+// were sent. Checks all data from the peer before it uses them.
 //
 // message() and part() return the memory for the payload of an active message. The owner of this object copies the
 // payload there, at once or later, and then calls filled(). UCX receives large payloads directly into the memory that
@@ -32,8 +32,8 @@ class Incoming {
     Part memory;
   };
 
-  // `max_message`: limit for the parts of one message together, in bytes.
-  explicit Incoming(uint64_t max_message) : max_message_(max_message) {}
+  // `max_message`: limit for the parts of one message together, in bytes. `first`: the number of the first message.
+  explicit Incoming(uint64_t max_message, uint64_t first = 0) : max_message_(max_message), next_(first) {}
 
   // Reads the header of a message, or of a part. Returns the memory for its payload. Throws Malformed, std::bad_alloc.
   Target message(const void* header, size_t header_size, size_t payload_size);
@@ -72,7 +72,7 @@ class Incoming {
   void match(const Message& message, uint64_t index, size_t size) const;
 
   const uint64_t max_message_;
-  uint64_t next_ = 0;
+  uint64_t next_;
   size_t early_ = 0;  // parts of messages whose sizes are unknown
   uint64_t early_bytes_ = 0;
   std::map<uint64_t, Message> messages_;

@@ -14,7 +14,7 @@
 namespace rpc_backends::ucx {
 
 struct Link {
-  Link(int id, uint64_t max_message) : peer(id), incoming(max_message) {}
+  Link(int id, uint64_t max_message) : peer(id), small(max_message), large(max_message, wire::kFirstLarge) {}
 
   const int peer;
   std::string address;
@@ -22,9 +22,11 @@ struct Link {
 
   // To the peer.
   ucp_ep_h endpoint = nullptr;
+  ucp_ep_h bulk = nullptr;  // over a network: a connection of its own for large messages, from the first one on
   wire::Token token;
-  uint64_t next_number = 0;
+  uint64_t next_small = 0, next_large = wire::kFirstLarge;
   bool is_confirmed = false;
+  bool is_networked = false;                    // not in shared memory; known once it is confirmed
   std::deque<std::unique_ptr<Outgoing>> queue;  // of messages, until the link is confirmed
   uint64_t attempt = 0;                         // names the current link or attempt
   int failures = 0;
@@ -34,7 +36,10 @@ struct Link {
 
   // From the peer.
   wire::Token their_token;
-  Incoming incoming;
+  uint32_t goodbyes = 0;  // copies of the peer's goodbye that have come
+  Incoming small, large;
+
+  Incoming& incoming(uint64_t number) { return number < wire::kFirstLarge ? small : large; }
 };
 
 inline std::string called(int peer) {

@@ -105,7 +105,7 @@ void Links::forget(int peer) {
   }
   say_goodbye(*link, false, "the worker has removed this one from its group");
   end_incoming(*link);
-  close_endpoint(*link);
+  close_endpoints(*link);
   processes_.forget(link->peer);
   proofs_.erase(text_of(link->credentials.their_proof));
   links_.erase(peer);
@@ -122,9 +122,10 @@ Token Links::new_token() {
 void Links::open(Link& link) {
   processes_.watch(link.peer, link.credentials.process);
   try {
-    open_endpoint(link);
+    open_endpoint(link, link.endpoint);
     link.token = new_token();
-    link.next_number = 0;
+    link.next_small = 0;
+    link.next_large = kFirstLarge;
     link.is_confirmed = false;
     link.attempt = next_attempt_++;
     ++services_.counters.connections;
@@ -137,14 +138,14 @@ void Links::open(Link& link) {
         });
     greet(link);
   } catch (const std::bad_alloc&) {
-    close_endpoint(link);  // without a greeting or a time limit, it would stay for ever
+    close_endpoints(link);  // without a greeting or a time limit, it would stay for ever
     throw;
   }
 }
 
-void Links::open_endpoint(Link& link) {
+void Links::open_endpoint(Link& link, ucp_ep_h& endpoint) {
   try {
-    endpoints_.open(link.peer, link.address, called(link.peer) + " cannot be reached", link.endpoint);
+    endpoints_.open(link.peer, link.address, called(link.peer) + " cannot be reached", endpoint);
   } catch (const TransportError&) {
     processes_.check_end(link.peer);
     throw;
@@ -225,6 +226,7 @@ void Links::admit(int peer, const Greeting& greeting) {
 
 void Links::confirm(Link& link) {
   link.is_confirmed = true;
+  link.is_networked = !is_in_shared_memory(link.endpoint);
   link.failures = 0;
   if (link.is_lost) {
     report_found(link);
@@ -237,6 +239,8 @@ void Links::confirm(Link& link) {
     }
   } catch (const std::bad_alloc&) {
     mark_broken(&link);  // its messages must not be overtaken
+  } catch (const TransportError& error) {
+    lose(link, error.what(), true);
   }
 }
 
@@ -263,7 +267,7 @@ void Links::report_lost(Link& link, const std::string& reason) {
 }
 
 void Links::lose(Link& link, const std::string& reason, bool retry) {
-  close_endpoint(link);
+  close_endpoints(link);
   link.is_confirmed = false;
   for (auto& queued : link.queue) {
     outbox_.drop(std::move(queued));
@@ -302,11 +306,14 @@ void Links::schedule_retry(Link& link) {
 void Links::end_incoming(Link& link) {
   tokens_.erase(link.their_token);
   link.their_token = Token();
-  std::destroy_at(&link.incoming);
-  std::construct_at(&link.incoming, services_.settings.max_message);
+  link.goodbyes = 0;
+  std::destroy_at(&link.small);
+  std::construct_at(&link.small, services_.settings.max_message);
+  std::destroy_at(&link.large);
+  std::construct_at(&link.large, services_.settings.max_message, kFirstLarge);
 }
 
-void Links::close_endpoint(Link& link) {
+void Links::close_endpoints(Link& link) {
   if (link.endpoint == nullptr) {
     return;
   }
@@ -316,29 +323,38 @@ void Links::close_endpoint(Link& link) {
       break;  // it waits for the peer, and does not copy
     }
   }
+  if (link.bulk != nullptr) {
+    endpoints_.close(std::exchange(link.bulk, nullptr));
+  }
   endpoints_.close(std::exchange(link.endpoint, nullptr));
   link.token = Token();
 }
 
-void Links::say_goodbye(Link& link, bool comes_back, const std::string& reason) {
+void Links::say_goodbye(Link& link, bool comes_back, const std::string& reason, bool on_both) {
   if (link.endpoint == nullptr) {
     return;
   }
   Goodbye head;
   head.token = link.token;
-  head.complete = outbox_.first_leaving(link.peer, link.next_number);
+  head.complete = outbox_.first_leaving(link.peer, link.next_small);
+  head.complete_large = outbox_.first_leaving(link.peer, link.next_large) - kFirstLarge;
   head.comes_back = comes_back ? 1 : 0;
+  const bool is_twice = on_both && link.bulk != nullptr;
+  head.copies = is_twice ? 2 : 1;
   std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
   bytes += reason.substr(0, kLongestReason);
   outbox_.send_head(link.endpoint, Kind::kGoodbye, bytes);
+  if (is_twice) {
+    outbox_.send_head(link.bulk, Kind::kGoodbye, bytes);
+  }
 }
 
 void Links::goodbye(const Goodbye& head, const std::string& reason) {
   Link* const link = owner_of(head.token);
-  if (link == nullptr) {
+  if (link == nullptr || ++link->goodbyes < head.copies) {
     return;
   }
-  arrivals_.deliver_below(link->peer, head.complete);
+  arrivals_.deliver_below(link->peer, head.complete, kFirstLarge + head.complete_large);
   if (owner_of(head.token) != link) {
     return;  // one of these messages was malformed
   }
@@ -365,15 +381,17 @@ void Links::close(Clock::time_point deadline) {
            std::all_of(links_.begin(), links_.end(), [](const auto& entry) { return entry.second->queue.empty(); });
   });
   for (auto& [peer, link] : links_) {
-    say_goodbye(*link, false, "it has closed the connection");
-    if (link->endpoint != nullptr) {
-      endpoints_.flush(link->endpoint);
+    say_goodbye(*link, false, "it has closed the connection", true);
+    for (const ucp_ep_h endpoint : {link->endpoint, link->bulk}) {
+      if (endpoint != nullptr) {
+        endpoints_.flush(endpoint);
+      }
     }
   }
   // An endpoint that is closed by force drops what has not left, so wait for the goodbyes.
   progress_until(std::max(deadline, Clock::now() + kGoodbyeTime), [this] { return !endpoints_.is_flushing(); });
   for (auto& [peer, link] : links_) {
-    close_endpoint(*link);
+    close_endpoints(*link);
     processes_.forget(link->peer);
   }
   progress_until(Clock::now() + kCloseTime, [this] { return !endpoints_.is_closing(); });
@@ -395,7 +413,7 @@ void Links::progress_until(Clock::time_point deadline, const IsOver& is_over) {
 void Links::on_error(ucp_ep_h endpoint, ucs_status_t status) {
   const auto owner = [this, endpoint] {
     Link* const link = find(endpoints_.peer_of(endpoint));
-    return link != nullptr && link->endpoint == endpoint ? link : nullptr;
+    return link != nullptr && (link->endpoint == endpoint || link->bulk == endpoint) ? link : nullptr;
   };
   take_log_line();
   try {
@@ -462,9 +480,24 @@ void Links::send(int peer, Parts parts) {
   services_.inbox.expect_traffic();
 }
 
+ucp_ep_h Links::endpoint_for(Link& link, const Outgoing& outgoing) {
+  if (!outgoing.is_large()) {
+    return link.endpoint;
+  }
+  if (!link.is_networked) {
+    return link.endpoint;
+  }
+  if (link.bulk == nullptr) {
+    open_endpoint(link, link.bulk);
+  }
+  return link.bulk;
+}
+
 void Links::post(Link& link, std::unique_ptr<Outgoing> outgoing) {
-  const ucs_status_t status = outbox_.post(link.endpoint, link.peer, link.token, link.next_number, std::move(outgoing));
-  ++link.next_number;  // only now, because the peer waits for each number
+  uint64_t& number = outgoing->is_large() ? link.next_large : link.next_small;
+  const ucp_ep_h endpoint = endpoint_for(link, *outgoing);
+  const ucs_status_t status = outbox_.post(endpoint, link.peer, link.token, number, std::move(outgoing));
+  ++number;  // only now, because the peer waits for each number
   if (status != UCS_OK) {
     const std::string reason = "the connection has failed: " + ucx::text_of(status);
     run_later([this, peer = link.peer, attempt = link.attempt, reason] {

@@ -1,5 +1,5 @@
 // The links to the peers: how they open and end. For each peer there is an endpoint, and the messages that are sent and
-// received on it.
+// received on it. Over a network, large messages have an endpoint of their own: a connection is first in, first out.
 //
 //   Endpoints   the connections of UCP
 //   Outbox      messages that are leaving
@@ -97,20 +97,23 @@ class Links final : Arrivals::Owner {
 
   Link* find(int peer);
   void open(Link& link);
-  void open_endpoint(Link& link);
+  void open_endpoint(Link& link, ucp_ep_h& endpoint);
+  // The endpoint for a message.
+  ucp_ep_h endpoint_for(Link& link, const Outgoing& outgoing);
   void greet(Link& link);
   void greeted(const wire::Greeting& greeting);
   void admit(int peer, const wire::Greeting& greeting);
   void goodbye(const wire::Goodbye& head, const std::string& reason);
   void confirm(Link& link);
   void post(Link& link, std::unique_ptr<Outgoing> outgoing);
-  void say_goodbye(Link& link, bool comes_back, const std::string& reason);
+  // `on_both`: on the endpoint for large messages, too. The peer then waits for both.
+  void say_goodbye(Link& link, bool comes_back, const std::string& reason, bool on_both = false);
   // Ends the link and reports the peer as lost. `retry`: attempt new links.
   void lose(Link& link, const std::string& reason, bool retry);
   void report_found(Link& link);
   void report_lost(Link& link, const std::string& reason);
   void end_incoming(Link& link);
-  void close_endpoint(Link& link);
+  void close_endpoints(Link& link);
   void schedule_retry(Link& link);
   wire::Token new_token();
 

@@ -98,7 +98,7 @@ void Outbox::send_head(ucp_ep_h endpoint, Kind kind, const std::string& bytes) {
 
 uint64_t Outbox::first_leaving(int peer, uint64_t next) const {
   for (const Outgoing* const outgoing : leaving_) {
-    if (outgoing->peer == peer) {
+    if (outgoing->peer == peer && (outgoing->number < kFirstLarge) == (next < kFirstLarge)) {
       next = std::min(next, outgoing->number);
     }
   }

@@ -33,7 +33,8 @@ class Outbox {
   // Sends a greeting or a goodbye.
   void send_head(ucp_ep_h endpoint, wire::Kind kind, const std::string& bytes);
 
-  // The smallest number of a message to this peer that is still leaving, if it is smaller than `next`.
+  // The smallest number of a small message, or of a large one, to this peer that is still leaving, if it is smaller
+  // than `next`, the number of the next one.
   uint64_t first_leaving(int peer, uint64_t next) const;
   bool is_leaving() const { return !leaving_.empty(); }
 

@@ -11,7 +11,7 @@ using namespace wire;
 
 namespace {
 
-bool is_large(const Part& part) {
+bool is_separate(const Part& part) {
   return part.size > kMaxSmall || !part.memory.is_host();
 }
 
@@ -23,13 +23,16 @@ Outgoing::Outgoing(Parts all, size_t max_header) : parts(std::move(all)) {
                          std::to_string(kMaxParts) + " are possible");
   }
   size_t size = sizeof(Message) + begin_of_parts(parts.size());
+  uint64_t bytes = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (is_large(parts[i])) {
+    bytes += parts[i].size;
+    if (is_separate(parts[i])) {
       large_.push_back(i);
     } else {
       size += aligned(parts[i].size);
     }
   }
+  is_large_ = bytes >= kLargeMessage;
   in_header_ = !large_.empty() && parts[large_[0]].memory.is_host() && size <= max_header;
   head_size_ = size;
   head_ = std::make_unique_for_overwrite<char[]>(size);
@@ -37,10 +40,10 @@ Outgoing::Outgoing(Parts all, size_t max_header) : parts(std::move(all)) {
   char* next = sizes + begin_of_parts(parts.size());
   std::memset(sizes, 0, static_cast<size_t>(next - sizes));
   for (size_t i = 0; i < parts.size(); ++i) {
-    const bool is_separate = is_large(parts[i]);
-    const uint64_t field = parts[i].size | (is_separate ? kLarge : 0);
+    const bool separate = is_separate(parts[i]);
+    const uint64_t field = parts[i].size | (separate ? kLarge : 0);
     std::memcpy(sizes + i * sizeof field, &field, sizeof field);
-    if (is_separate) {
+    if (separate) {
       continue;
     }
     const size_t whole = aligned(parts[i].size);

@@ -32,6 +32,8 @@ class Outgoing {
   // Returns the active messages that send this as message `number` of the link with this token.
   std::vector<Piece> pieces(wire::Token token, uint64_t number);
 
+  bool is_large() const { return is_large_; }
+
   Outbox* outbox = nullptr;
   int peer = -1;
   uint64_t number = 0;  // on the link to the peer
@@ -46,7 +48,8 @@ class Outgoing {
   std::unique_ptr<char[]> head_;  // the header, then sizes and small parts
   size_t head_size_ = 0;
   bool in_header_ = false;
-  std::vector<size_t> large_;  // the parts on devices, too
+  bool is_large_ = false;
+  std::vector<size_t> large_;  // the large parts; those on devices, too
   std::vector<wire::DevicePart> part_heads_;
 };
 

@@ -3,6 +3,7 @@
 #include <ucs/config/parser.h>
 #include <ucs/debug/log_def.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -205,7 +206,10 @@ void Worker::handle(wire::Kind kind, ucp_am_recv_callback_t callback, void* argu
   check(ucp_worker_set_am_recv_handler(worker_, &params), "UCX cannot receive messages");
 }
 
-std::string transports_of(ucp_ep_h endpoint) {
+namespace {
+
+// The transports and devices of an endpoint; none if UCX does not tell.
+std::vector<std::pair<std::string, std::string>> entries_of(ucp_ep_h endpoint) {
   ucp_transport_entry_t entries[16]{};
   ucp_ep_attr_t attributes{};
   attributes.field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS;
@@ -215,15 +219,32 @@ std::string transports_of(ucp_ep_h endpoint) {
   if (ucp_ep_query(endpoint, &attributes) != UCS_OK) {
     return {};
   }
+  std::vector<std::pair<std::string, std::string>> found;
+  for (unsigned i = 0; i < attributes.transports.num_entries; ++i) {
+    found.emplace_back(entries[i].transport_name, entries[i].device_name);
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string transports_of(ucp_ep_h endpoint) {
   std::set<std::string> seen;
   std::string text;
-  for (unsigned i = 0; i < attributes.transports.num_entries; ++i) {
-    const std::string one = std::string(entries[i].transport_name) + "/" + entries[i].device_name;
+  for (const auto& [transport, device] : entries_of(endpoint)) {
+    const std::string one = transport + "/" + device;
     if (seen.insert(one).second) {
       text += (text.empty() ? "" : " ") + one;
     }
   }
   return text;
+}
+
+bool is_in_shared_memory(ucp_ep_h endpoint) {
+  const auto entries = entries_of(endpoint);
+  return std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
+    return entry.first == "posix" || entry.first == "sysv" || entry.first == "xpmem";
+  });
 }
 
 }  // namespace rpc_backends::ucx

@@ -78,5 +78,7 @@ class Worker {
 
 // The transports and devices of an endpoint, for example "posix/memory cma/memory".
 std::string transports_of(ucp_ep_h endpoint);
+// Whether the endpoint's messages go through shared memory.
+bool is_in_shared_memory(ucp_ep_h endpoint);
 
 }  // namespace rpc_backends::ucx

@@ -16,6 +16,9 @@ namespace rpc_backends::ucx {
 
 namespace {
 
+// How often a thread yields while it waits for the lock, and while it leaves the lock to others.
+constexpr int kAttempts = 100;
+
 Settings checked(Settings settings) {
   constexpr uint64_t most = uint64_t{1} << 61;
   if (settings.max_message == 0 || settings.max_message > most) {
@@ -85,11 +88,24 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
         lock.unlock();
       }
     };
-    ++waiting;
-    Release release{*this, std::unique_lock<std::mutex>(mutex), {}};
-    --waiting;
+    Release release{*this, take_lock(), {}};
     const TcpGuard::Scope scope(guard.listeners() == 0 ? nullptr : &guard);
     return task();
+  }
+
+  // The lock is mostly held for microseconds, by the thread that polls. To sleep until it is free would take longer.
+  std::unique_lock<std::mutex> take_lock() {
+    ++waiting;
+    std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
+    for (int i = 0; !lock && i < kAttempts; ++i) {
+      sched_yield();
+      (void)lock.try_lock();
+    }
+    if (!lock) {
+      lock.lock();
+    }
+    --waiting;
+    return lock;
   }
 
   void forget(int peer) override {
@@ -119,8 +135,9 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
   }
 
   bool progress() override {
-    // The thread that polls holds the lock most of the time; give others a chance.
-    if (waiting.load(std::memory_order_relaxed) > 0) {
+    // The thread that polls holds the lock most of the time. Others must not wait while it copies one segment of a
+    // large message after the other.
+    for (int i = 0; waiting.load(std::memory_order_relaxed) > 0 && i < kAttempts; ++i) {
       sched_yield();
     }
     return locked([this] { return links.progress(); });

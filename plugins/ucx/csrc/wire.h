@@ -9,6 +9,9 @@
 // A worker's link to a peer carries its requests and its replies; the peer has a link of its own in the other
 // direction. Until the peer has answered with its own greeting, a link carries only the greeting. A worker accepts only
 // messages with the token of a greeting whose proof was valid.
+//
+// Small messages are numbered in one sequence and large ones in another, and each sequence keeps its order. So a small
+// message does not wait for the large ones that were sent before it.
 #pragma once
 
 #include <array>
@@ -22,7 +25,7 @@ static_assert(std::endian::native == std::endian::little, "numbers are little-en
 
 namespace wire {
 
-inline constexpr uint32_t kMagic = 0x31584355;  // "UCX1"
+inline constexpr uint32_t kMagic = 0x32584355;  // "UCX2"
 
 // The ids of the active messages.
 enum class Kind : unsigned { kGreeting = 0, kMessage = 1, kPart = 2, kGoodbye = 3, kDevicePart = 4 };
@@ -52,7 +55,7 @@ static_assert(sizeof(Greeting) == 72);
 // bytes.
 struct Message {
   Token token;
-  uint64_t number = 0;     // 0, 1, 2... on a link
+  uint64_t number = 0;     // 0, 1, 2... on a link; of a large message, kFirstLarge and so on
   uint32_t count = 0;      // of parts
   uint32_t in_header = 0;  // whether sizes and small parts follow in the header; otherwise they are the payload
 };
@@ -76,14 +79,21 @@ static_assert(sizeof(DevicePart) == 64);
 
 struct Goodbye {
   Token token;
-  uint64_t complete = 0;    // messages with smaller numbers were read by the receiver before their memory was given up
-  uint32_t comes_back = 0;  // whether the receiver may greet again
-  uint32_t reserved = 0;
+  // Messages with smaller numbers were read by the receiver before their memory was given up.
+  uint64_t complete = 0;
+  uint64_t complete_large : 48 = 0;  // the same of large ones, without kFirstLarge
+  uint64_t comes_back : 8 = 0;       // whether the receiver may greet again
+  // How many of it come: one on each connection, so that they are behind all that was sent.
+  uint64_t copies : 8 = 1;
   // The reason follows as text.
 };
 static_assert(sizeof(Goodbye) == 32);
 
 inline constexpr uint64_t kLarge = uint64_t{1} << 63;
+// A message of this many bytes is large.
+inline constexpr uint64_t kLargeMessage = uint64_t{64} << 10;
+// The number of the first large message.
+inline constexpr uint64_t kFirstLarge = uint64_t{1} << 63;
 inline constexpr size_t kMaxParts = 65536;
 inline constexpr size_t kLongestReason = 500;
 

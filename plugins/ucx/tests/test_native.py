@@ -64,7 +64,7 @@ def test_a_message_may_have_many_parts_or_none(count: int) -> None:
 
 @pytest.mark.parametrize("media", ["shm", "tcp"])
 def test_messages_arrive_once_and_in_order(media: str) -> None:
-    """This includes messages sent while the peer is suspended: small ones could overtake large ones."""
+    """Small and large ones each keep their order, also if they were sent while the peer was suspended."""
     me = transport(0, trusted=media == "tcp")
     with Echo(me, media=media) as peer:
         me.send(1, [b"first"], False)
@@ -75,9 +75,15 @@ def test_messages_arrive_once_and_in_order(media: str) -> None:
             me.send(1, [number.to_bytes(4, "little"), bytes(size)], False)
         assert me.receive(0.2) is None
         os.kill(peer.process.pid, signal.SIGCONT)
-        for number in range(1500):
+        small, large = [], []
+        for _ in range(1500):
             kind, _, parts, _ = next_event(me)
-            assert (kind, int.from_bytes(parts[0], "little")) == ("message", number)
+            assert kind == "message"
+            (large if len(parts[1]) == 200_000 else small).append(
+                int.from_bytes(parts[0], "little")
+            )
+        assert large == list(range(0, 1500, 100))
+        assert small == [number for number in range(1500) if number % 100 != 0]
         me.close(1)
 
 
@@ -211,6 +217,35 @@ def test_a_peer_gets_the_goodbye_after_messages_in_flight(
         assert next_event(peer) == ("lost", 0, [], "it has closed the connection")
         closing.join()
         peer.close(0)
+
+
+def test_over_tcp_a_small_message_overtakes_a_large_one() -> None:
+    me, peer = pair(trusted=True)
+    me.send(1, [b"hello"], False)
+    next_event(peer, me)
+    large = bytes(64 << 20)
+    me.send(1, [large], False)
+    me.send(1, [b"small"], False)
+
+    assert next_event(peer, me)[2] == [b"small"]
+    assert next_event(peer, me)[2] == [large]
+    for one in (me, peer):
+        one.close(1)
+
+
+def test_over_tcp_the_goodbye_comes_after_small_and_large_messages() -> None:
+    """Each connection between the workers carries it behind its messages."""
+    me, peer = pair(trusted=True)
+    sizes = [size + number for number in range(10) for size in (100, 200_000, 2_000_000)]
+    for size in sizes:
+        me.send(1, [bytes(size)], False)
+    closing = threading.Thread(target=me.close, args=(TIMEOUT,))
+    closing.start()
+
+    assert sorted(len(next_event(peer)[2][0]) for _ in sizes) == sorted(sizes)
+    assert next_event(peer) == ("lost", 0, [], "it has closed the connection")
+    closing.join()
+    peer.close(0)
 
 
 def test_closing_waits_for_a_suspended_peer_without_processor_time() -> None:

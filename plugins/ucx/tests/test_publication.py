@@ -22,7 +22,7 @@ MINE = Publication(
     name="wörker 1",
     rank=2,
     host=Host("kernel", "4:5"),
-    process=Process(7, 1234567, "4:6", "4:7", "4:8"),
+    process=Process(7, 1234567, "4:6", "4:7", "4:8", "4:9"),
     address=publication.encoded(bytes(range(110))),
     session="0123456789abcdef" * 2,
     max_message_bytes=1 << 34,
@@ -79,7 +79,7 @@ def test_an_invalid_field_is_refused(change: dict[str, Any]) -> None:
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     with pytest.raises(PublicationError, match="in the store is invalid: "):
-        opened(f"ucx2 open {payload}", None)
+        opened(f"ucx3 open {payload}", None)
 
 
 def test_a_greeting_holds_for_one_pair_of_sessions(a_secret: Secret) -> None:

@@ -93,6 +93,20 @@ def test_workers_in_other_pid_namespaces_are_refused_at_the_start(tmp_path: Path
         assert "in another PID namespace" in error
 
 
+def test_workers_in_other_network_namespaces_are_refused_at_the_start(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    workers = [
+        unshared("--mount", *options, code=_WORKER, arguments=[url, str(rank), "2"])
+        for rank, options in enumerate([(), ("--net",)])
+    ]
+
+    for worker in workers:
+        error = output(worker)
+        assert "cannot reach worker" in error
+        assert "in another network namespace" in error
+        assert "RPC_BACKENDS_UCX_TRANSPORTS=self,tcp" in error
+
+
 @pytest.mark.slow
 def test_a_worker_uses_the_last_bytes_of_dev_shm() -> None:
     """By default UCX gives up, and crashes, as soon as less than 16 MiB are free."""

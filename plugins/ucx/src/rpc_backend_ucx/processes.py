@@ -20,6 +20,7 @@ class Process:
     :ivar namespace: identifies the PID namespace that the id belongs to.
     :ivar ipc_namespace: identifies the IPC namespace, within which UCX shares memory.
     :ivar user_namespace: identifies the user namespace; processes can open each other's files within one.
+    :ivar network_namespace: identifies the network namespace, within which UCX wakes workers up.
     """
 
     pid: int
@@ -27,15 +28,16 @@ class Process:
     namespace: str
     ipc_namespace: str
     user_namespace: str
+    network_namespace: str
 
 
 def this_process() -> Process:
     """Return this process."""
     try:
         stat = Path("/proc/self/stat").read_text()
-        namespaces = [_namespace(kind) for kind in ("pid", "ipc", "user")]
+        namespaces = [_namespace(kind) for kind in ("pid", "ipc", "user", "net")]
     except OSError:
-        return Process(0, 0, "", "", "")
+        return Process(0, 0, "", "", "", "")
     start = int(stat.rpartition(")")[2].split()[_BEFORE_START])
     return Process(os.getpid(), start, *namespaces)
 

@@ -29,7 +29,7 @@ class Publication(publication.Publication):
     :ivar device_memory: the types of devices whose memory UCX moves, sorted, with commas between them.
     """
 
-    FORM = sealed.Form(BACKEND, "ucx", 2, "rpc-backend-ucx")
+    FORM = sealed.Form(BACKEND, "ucx", 3, "rpc-backend-ucx")
 
     process: Process
     address: str
@@ -59,6 +59,7 @@ class Publication(publication.Publication):
                 namespace=canonical.text(process, "namespace", _MAX_TEXT),
                 ipc_namespace=canonical.text(process, "ipc_namespace", _MAX_TEXT),
                 user_namespace=canonical.text(process, "user_namespace", _MAX_TEXT),
+                network_namespace=canonical.text(process, "network_namespace", _MAX_TEXT),
             ),
             "address": address,
             "device_memory": canonical.text(fields, "device_memory", _MAX_TEXT),

@@ -137,5 +137,23 @@ def check_namespaces(mine: Process, theirs: Process, ours: str, peer: str) -> No
         )
 
 
+def check_network(mine: Process, theirs: Process, ours: str, peer: str) -> None:
+    """Check that two workers of one host can wake each other up.
+
+    UCX uses its shared memory between them, also if it has TCP, and wakes a worker that sleeps by a
+    datagram to an abstract Unix socket, which belongs to a network namespace.
+
+    :param ours: this worker, for messages.
+    :param peer: the other worker, for messages.
+    :raises AddressError: they are in different network namespaces.
+    """
+    if mine.network_namespace != theirs.network_namespace:
+        raise AddressError(
+            f"{ours} cannot reach {peer}, which runs on the same host in another network namespace, "
+            "probably in another container: with UCX's shared memory they could not wake each other up. "
+            f"Let them share one (docker run --network=container:NAME). {_TCP}."
+        )
+
+
 def _mib(size: int) -> str:
     return f"{size / (1 << 20):.0f} MiB"

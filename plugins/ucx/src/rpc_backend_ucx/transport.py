@@ -112,6 +112,12 @@ class UCXTransport(GuardedTransport[UCXRpcBackendOptions, Publication]):
                 f"worker {theirs.name!r} (rank {theirs.rank})",
             )
         if shared_memory.is_used(transports):
+            shared_memory.check_network(
+                mine.process,
+                theirs.process,
+                f"worker {mine.name!r}",
+                f"worker {theirs.name!r} (rank {theirs.rank})",
+            )
             self._peers_here.add(peer)
             warning = shared_memory.crowd(len(self._peers_here) + 1, shared_memory.room())
             if warning and not self._has_warned:

@@ -150,6 +150,13 @@ TEST(Incoming, MessagesAreReturnedInTheOrderOfSending) {
   EXPECT_EQ(complete[1].size(), 1U);
 }
 
+TEST(Incoming, LargeMessagesHaveNumbersOfTheirOwn) {
+  Incoming incoming(kMaxMessage, wire::kFirstLarge);
+  const auto sent = send(parts_of_sizes({5000}), wire::kFirstLarge);
+  EXPECT_EQ(receive(incoming, sent).size(), 1U);
+  EXPECT_EQ(malformed([&] { place(incoming, sent[0]); }), "a message has arrived twice");
+}
+
 TEST(Incoming, APayloadMayBeFilledLater) {
   Incoming incoming(kMaxMessage);
   const auto sent = send(parts_of_sizes({5000, 6000}), 0);
@@ -262,6 +269,11 @@ TEST(Incoming, APartOnADeviceNeedsAnAllocatorAndAValidDevice) {
   head.type.fill('x');  // no end
   EXPECT_EQ(malformed([&] { (void)incoming.device_part(&head, sizeof head, 100, allocate); }),
             "a part on a device has an invalid header");
+}
+
+TEST(Outgoing, AMessageIsLargeByTheBytesOfAllItsParts) {
+  EXPECT_FALSE(Outgoing(parts_of_sizes({10, wire::kLargeMessage - 11}), kMaxHeader).is_large());
+  EXPECT_TRUE(Outgoing(parts_of_sizes({10, wire::kLargeMessage - 10}), kMaxHeader).is_large());
 }
 
 TEST(Outgoing, RefusesMorePartsThanAMessageMayHave) {

@@ -24,11 +24,31 @@ TEST_F(LinksTest, TheFirstMessageOpensTheLink) {
 TEST_F(LinksTest, MessagesQueuedBeforeTheAnswerToTheGreetingArriveInOrder) {
   introduce();
   for (int i = 0; i < 50; ++i) {
-    one.transport->send(2, parts_with({std::to_string(i), std::string(static_cast<size_t>(i % 7) * 20000, 'x')}),
+    one.transport->send(2, parts_with({std::to_string(i), std::string(static_cast<size_t>(i % 7) * 10000, 'x')}),
                         false);
   }
   for (int i = 0; i < 50; ++i) {
     EXPECT_EQ(bytes_in(next(two, one).parts[0]), std::to_string(i));
+  }
+}
+
+TEST_F(LinksTest, ASmallMessageOvertakesALargeOne) {
+  introduce();
+  exchange();
+  const std::string large(size_t{64} << 20, 'x');
+  one.transport->send(2, parts_with({large}), false);
+  one.transport->send(2, parts_with({"small"}), false);
+  EXPECT_EQ(bytes_in(next(two, one).parts[0]), "small");
+  EXPECT_TRUE(bytes_in(next(two, one).parts[0]) == large);
+}
+
+TEST_F(LinksTest, LargeMessagesArriveInOrder) {
+  introduce();
+  for (size_t i = 1; i <= 20; ++i) {
+    one.transport->send(2, parts_with({std::string((i % 3 + 1) * wire::kLargeMessage + i, 'x')}), false);
+  }
+  for (size_t i = 1; i <= 20; ++i) {
+    EXPECT_EQ(next(two, one).parts[0].size, (i % 3 + 1) * wire::kLargeMessage + i);
   }
 }
 
