@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine import secret, worker_certificates
 from rpc_backends_core.spi import interfaces, is_loopback
-from support import steps
+from support import certificates, steps
 from support.workers import WorkerContext, Workers
 
 VARIABLE = "RPC_BACKENDS_REQUIRE_AUTH"
@@ -60,6 +60,14 @@ def test_a_backend_with_a_secret_starts(backend: str, url: str) -> None:
     env = {VARIABLE: "1", f"RPC_BACKENDS_{backend}_SECRET": text}
     with Workers(2, env=env) as workers:
         workers.run(steps.join, url, backend=backend)
+        workers.run(steps.leave)
+
+
+def test_zeromq_with_certificates_starts(tmp_path: Path, url: str) -> None:
+    folder = tmp_path / "certificates"
+    worker_certificates.make(folder, ["worker0", "worker1"], 1)
+    with Workers(2, env={VARIABLE: "1"}) as workers:
+        workers.run(steps.join, url, backend="ZEROMQ", **certificates.files(folder))
         workers.run(steps.leave)
 
 

@@ -79,7 +79,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   // The same, and also waits for those futures; leaves those that have no value after `timeout` seconds, which is not
   // 0. While it waits, it calls `ask`, at once and then every `interval` seconds.
   void finish(float timeout, float interval, const std::function<void()>& ask);
-  // The other workers whose requests may wait for such futures; and notes that one of them does not wait for the answers.
+  // The other workers whose requests may wait for such futures; and notes that one of them does not wait for the
+  // answers.
   std::vector<int> callers_of_futures() const;
   void note_not_waiting(int caller);
   // How many calls of this worker wait for an answer of `peer`.

@@ -48,7 +48,9 @@ class Policy:
 
     @property
     def unproved(self) -> str | None:
-        """Why peers do not prove that they have a secret, and what to do; None if they do."""
+        """Why peers do not prove who they are, and what to do; None if they do."""
+        if self.certificates is not None:
+            return None
         if self.secret is None:
             return f"there is no secret. {GIVE_A_SECRET}."
         if not self.encryption:
