@@ -374,6 +374,7 @@ def test_a_valid_value_of_each_variable_is_ok(command: Any, tmp_path: Path) -> N
         settings.LOCK: str(lock),
         settings.JOIN_TIMEOUT: "5",
         settings.UNPICKLING_ERRORS: "return",
+        settings.REQUIRE_AUTH: "0",
     }
     assert set(env) == set(settings.VARIABLES)
 

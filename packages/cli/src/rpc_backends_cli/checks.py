@@ -140,4 +140,5 @@ _PARSERS: dict[str, Callable[[Mapping[str, str]], object]] = {
     settings.LOCK: _lock,
     settings.JOIN_TIMEOUT: settings.join_timeout,
     settings.UNPICKLING_ERRORS: settings.returns_unpickling_errors,
+    settings.REQUIRE_AUTH: settings.requires_authentication,
 }
