@@ -101,6 +101,11 @@ def problem_of(backend: str, given: Mapping[str, Any]) -> str:
     return ""
 
 
+def have_right_types(given: Mapping[str, Any]) -> bool:
+    """Return whether the options that every backend has are of the right types."""
+    return all(isinstance(given.get(name), wanted) for name, wanted, _ in _COMMON_OPTIONS)
+
+
 def check_options(resolved: ResolvedBackend, options: Any) -> None:
     """Check options that the backend or a hook has constructed.
 

@@ -95,9 +95,13 @@ def resolve_start(
         wanted = _without_tensorpipe.needs(options, is_dynamic=is_dynamic)
         record = _without_tensorpipe.replacement(registry, wanted)
         replaced_by = _without_tensorpipe.REASON
-        logger.info(
-            "%s: asked for %s, starting %s", replaced_by, _asked(asked, options), record.name
-        )
+        if settings.override is not None:
+            wish = f"{OVERRIDE}={settings.override}"
+        elif asked is None and options is None and settings.default is not None:
+            wish = f"{DEFAULT}={settings.default}"
+        else:
+            wish = _asked(asked, options)
+        logger.info("%s: asked for %s, starting %s", replaced_by, wish, record.name)
         resolved = _loaded(registry, record)
     if options is None:
         options = construct_options(resolved, DEFAULT_TIMEOUT, DEFAULT_INIT_METHOD, {})

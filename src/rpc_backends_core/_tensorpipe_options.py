@@ -26,6 +26,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     :param _channels: channels of TensorPipe; other backends do not have them.
     :ivar device_maps: ``device_maps`` with :class:`torch.device` in it.
     :ivar devices: ``devices`` as a list of :class:`torch.device`.
+    :raises TypeError: a value is of a wrong type.
+    :raises RuntimeError: ``rpc_timeout`` is negative, or there is no worker thread.
     :raises ValueError: two devices are mapped to one, or ``devices`` has one that is not of CUDA.
     """
 
@@ -42,6 +44,7 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     ) -> None:
         from rpc_backends_core._bridge import torch_internals
 
+        _check(rpc_timeout, init_method, num_worker_threads)
         super().__init__(rpc_timeout, init_method)
         self.num_worker_threads = num_worker_threads
         self.device_maps = {
@@ -74,3 +77,18 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         from rpc_backends_core._bridge import torch_internals
 
         self.devices = torch_internals.device_list(devices)
+
+
+def _check(rpc_timeout: float, init_method: str, num_worker_threads: int) -> None:
+    """Refuse what torch's C++ refuses, with the same classes of errors."""
+    from rpc_backends_core import _handlers
+
+    given = {
+        "rpc_timeout": rpc_timeout,
+        "init_method": init_method,
+        "num_worker_threads": num_worker_threads,
+    }
+    if problem := _handlers.problem_of("TENSORPIPE", given):
+        raise (RuntimeError if _handlers.have_right_types(given) else TypeError)(problem)
+    if num_worker_threads < 1:
+        raise RuntimeError(f"num_worker_threads must be positive, got {num_worker_threads}")

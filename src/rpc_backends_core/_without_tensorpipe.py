@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 #: The backends that come first.
 _ORDER = ("ZEROMQ", "UCX")
+#: What a start may need of a backend, in the words of `init_rpc`.
+_WORDS = {
+    Capability.STATIC_GROUPS: "groups with a world_size",
+    Capability.DYNAMIC_GROUPS: "groups without a world_size",
+    Capability.DEVICE_MAPS: "device_maps and devices",
+}
 #: What stands in front of the warning about options that the other backend does not have.
 REASON = "This torch was built without TensorPipe"
 
@@ -51,13 +57,25 @@ def replacement(registry: Registry, wanted: frozenset[Capability]) -> Record:
         missing = wanted - record.backend.capabilities
         if not missing:
             return record
-        refused[name] = f"it does not declare {_listed(missing)}"
+        refused[name] = f"it does not serve {_listed(missing)}"
     raise BackendLoadError(
         "This torch was built without TensorPipe, so TENSORPIPE cannot be started, and no installed "
-        f"backend can take its place ({_listed(wanted)}). Install one: pip install rpc-backend-zeromq, "
-        "or pip install rpc-backend-ucx."
+        f"backend can take its place and serve {_listed(wanted)}. Install one: pip install "
+        "rpc-backend-zeromq, or pip install rpc-backend-ucx; if its wheel is in a folder, with "
+        "--find-links FOLDER."
         + "".join(f"\n{name} is not used: {why}" for name, why in refused.items())
     )
+
+
+def check_replacement() -> None:
+    """Look for what a plain ``init_rpc`` starts on this torch.
+
+    :raises BackendLoadError: no installed backend can take TENSORPIPE's place; the text says what to
+        install.
+    """
+    from rpc_backends_core._default_registry import default_registry
+
+    replacement(default_registry(), needs(None, is_dynamic=False))
 
 
 def stand_in() -> Backend:
@@ -80,8 +98,8 @@ def _candidates(registry: Registry) -> list[str]:
     )
 
 
-def _listed(names: Iterable[object]) -> str:
-    return ", ".join(sorted(map(str, names)))
+def _listed(needed: Iterable[Capability]) -> str:
+    return " and ".join(words for capability, words in _WORDS.items() if capability in needed)
 
 
 def _construct(rpc_timeout: float, init_method: str, **options: Any) -> TensorPipeRpcBackendOptions:

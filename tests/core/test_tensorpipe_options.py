@@ -55,6 +55,11 @@ def test_entries_are_added_to_device_maps(kind: Any) -> None:
     ("change", "error", "text"),
     [
         (lambda kind: kind(num_threads=3), TypeError, "num_threads"),
+        (lambda kind: kind(num_worker_threads="x"), TypeError, "num_worker_threads"),
+        (lambda kind: kind(init_method=3), TypeError, "init_method"),
+        (lambda kind: kind(rpc_timeout="x"), TypeError, "rpc_timeout"),
+        (lambda kind: kind(rpc_timeout=-1), RuntimeError, "(?i)rpc.timeout"),
+        (lambda kind: kind(num_worker_threads=0), RuntimeError, "must be positive, got 0"),
         (lambda kind: kind(devices=["cpu"]), ValueError, "expect a list of CUDA devices"),
         (
             lambda kind: kind(device_maps={"a": {"cuda:0": "cuda:1", "cuda:2": "cuda:1"}}),

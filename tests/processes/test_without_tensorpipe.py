@@ -162,7 +162,10 @@ def test_a_variable_that_names_tensorpipe_starts_zeromq(
     start_workers: Callable[..., _Workers], variable: str
 ) -> None:
     with start_workers(1, env={variable: "TENSORPIPE"}) as workers:
-        assert workers[0].call(start, ":0", {}).backend == "ZEROMQ"
+        seen = workers[0].call(start, ":0", {})
+
+    assert seen.backend == "ZEROMQ"
+    assert seen.logged == [("INFO", LINE.format(f"{variable}=TENSORPIPE", "ZEROMQ"))]
 
 
 def test_without_another_backend_the_error_says_what_to_install(
@@ -173,7 +176,11 @@ def test_without_another_backend_the_error_says_what_to_install(
 
         assert failure.kinds[0] == "BackendLoadError"
         assert "This torch was built without TensorPipe" in failure.text
+        assert "no installed backend can take its place and serve groups with a world_size." in (
+            failure.text
+        )
         assert "pip install rpc-backend-zeromq" in failure.text
+        assert "--find-links FOLDER" in failure.text
         assert workers.run(steps.is_running) == [False]
 
 
@@ -254,15 +261,32 @@ def import_package(me: WorkerContext, package: str) -> None:
     __import__(package)
 
 
-def test_the_command_shows_what_is_unavailable() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rpc_backends_cli", "doctor", "TENSORPIPE", "--no-calls"],
-        env={**without_tensorpipe_environ(), "COLUMNS": "300"},
+def doctor(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rpc_backends_cli", "doctor", *arguments],
+        env={**without_tensorpipe_environ(), "COLUMNS": "300", **env},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def test_the_command_shows_what_is_unavailable() -> None:
+    done = doctor("TENSORPIPE", "--no-calls")
+
     assert done.returncode == 0, done.stdout + done.stderr
     assert "built without TensorPipe" in done.stdout
     assert "init_rpc starts another installed backend in its place" in done.stdout
+
+
+@pytest.mark.parametrize("names", [(), ("TENSORPIPE",)], ids=["all", "one name"])
+def test_a_torch_on_which_no_backend_starts_is_a_problem(names: tuple[str, ...]) -> None:
+    done = doctor(*names, "--no-calls", RPC_BACKENDS_DENY="ZEROMQ,UCX")
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no installed backend can take its place" in done.stdout
+    assert "Install one: pip install rpc-backend-zeromq, or pip install rpc-backend-ucx" in (
+        done.stdout
+    )
+    assert "1 problem" in done.stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from support.environments import clean_environ
 from wheelhouse import files
 from wheelhouse.builds import headers_as, without_paths
 from wheelhouse.openssl import OpenSSL
@@ -150,23 +153,47 @@ def test_a_wheel_with_another_openssl_than_the_compiled_one_is_refused(tmp_path:
         files._check_openssl(wheel, OpenSSL("0123", "3.5.9"))
 
 
-def test_pip_installs_from_the_index(tmp_path: Path) -> None:
-    name = "rpc_backend_pigeon-1.0.dist-info"
-    with zipfile.ZipFile(tmp_path / "rpc_backend_pigeon-1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr("rpc_backend_pigeon.py", "")
-        archive.writestr(
-            f"{name}/METADATA", "Metadata-Version: 2.1\nName: rpc-backend-pigeon\nVersion: 1.0\n"
-        )
-        archive.writestr(f"{name}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{name}/RECORD", "")
+def add_empty(folder: Path, name: str, *metadata: str) -> None:
+    """Make a wheel without modules."""
+    info = f"{name.replace('-', '_')}-1.0"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *metadata, ""]
+    with zipfile.ZipFile(folder / f"{info}-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{info}.dist-info/METADATA", "\n".join(lines))
+        archive.writestr(f"{info}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}.dist-info/RECORD", "")
 
-    files.make_index(tmp_path)
 
-    index = f"file://{tmp_path}/simple"
-    target = tmp_path / "target"
-    pip = [sys.executable, "-m", "pip", "install", "--isolated", "--no-deps", "--dry-run"]
-    pip += ["--index-url", index, "--target", str(target), "--quiet", "--report", "-"]
-    done = subprocess.run([*pip, "rpc-backend-pigeon"], capture_output=True, text=True, check=False)
+def test_pip_installs_from_the_index_as_the_page_says(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    (tmp_path / "usual").mkdir()
+    dist.mkdir()
+    backends = ("zeromq", "ucx")
+    extras = [f"Provides-Extra: {name}" for name in backends]
+    extras += [f'Requires-Dist: rpc-backend-{name}; extra == "{name}"' for name in backends]
+    add_empty(dist, "rpc-backends", "Requires-Dist: rpc-backends-cli", *extras)
+    wanted = ["rpc-backends-cli", *(f"rpc-backend-{name}" for name in backends)]
+    for name in wanted:
+        add_empty(dist, name)
+    files.make_index(dist)
+    page = (Path(__file__).parents[2] / "docs/how-to/install.md").read_text()
+    section = page.split("## Serve the packages from a folder\n")[1]
+    command = re.findall(r"^\$ pip (install .*)$", section, re.MULTILINE)[0]
+
+    more = f"--dry-run --quiet --report - --target {tmp_path}/target"
+    done = subprocess.run(
+        f"{sys.executable} -m pip {command} {more}",
+        shell=True,
+        cwd=tmp_path,
+        # In place of the public index: one without packages.
+        env=clean_environ(
+            {"PIP_INDEX_URL": f"file://{tmp_path}/usual", "PIP_CONFIG_FILE": os.devnull}
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
     assert done.returncode == 0, done.stderr
-    (installed,) = json.loads(done.stdout)["install"]
-    assert installed["download_info"]["archive_info"]["hashes"]["sha256"]
+    installed = {each["metadata"]["name"]: each for each in json.loads(done.stdout)["install"]}
+    assert set(installed) == {"rpc-backends", *wanted}
+    assert installed["rpc-backends"]["download_info"]["archive_info"]["hashes"]["sha256"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_a_missing_compiler_is_named(cache: Path, tmp_path: Path) -> None:
     assert "Error: there is no C++ compiler 'c++' here." in ended.stderr
     assert "apt install g++" in ended.stderr
     assert "Traceback" not in ended.stderr
+    assert not (cache / "rpc-backends").exists()
 
 
 def test_a_failed_compilation_shows_the_compilers_output(cache: Path, tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_a_failed_compilation_shows_the_compilers_output(cache: Path, tmp_path: 
     assert ended.returncode == 1
     assert "Error: the compilation failed (cmake):" in ended.stderr
     assert "this compiler is broken" in ended.stderr
-    assert list(cache.rglob("*.so")) == []
+    assert list(cache.rglob("*")) == []
 
 
 def test_a_cache_that_others_can_write_to_is_refused(cache: Path) -> None:
@@ -74,6 +76,40 @@ def test_a_cache_that_others_can_write_to_is_refused(cache: Path) -> None:
 
     assert ended.returncode == 1
     assert f"other users can write to {cache / 'rpc-backends'}" in ended.stderr
+
+
+def test_a_cache_that_cannot_be_made_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    ended = rpc_backends("build-agents", "--force", XDG_CACHE_HOME=str(tmp_path / "file"))
+
+    assert ended.returncode == 1
+    assert "Error: the compiled file cannot be kept: " in ended.stderr
+    assert "Set XDG_CACHE_HOME to a folder of your own" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_compiler_and_leaves_no_file(
+    number: signal.Signals, cache: Path, tmp_path: Path
+) -> None:
+    compiler, running = tmp_path / "compiler", tmp_path / "running"
+    os.mkfifo(running)
+    compiler.write_text(f"#!/bin/sh\nexec 3> {running}\necho here >&3\nexec sleep 600\n")
+    compiler.chmod(0o755)
+    process = subprocess.Popen(
+        # A job in the background ignores SIGINT.
+        ["env", "--default-signal=INT", BIN / "rpc-backends", "build-agents", "--force"],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "CXX": str(compiler)},
+        stderr=subprocess.DEVNULL,
+    )
+    with running.open() as output:
+        assert output.readline() == "here\n"
+
+        process.send_signal(number)
+
+        assert process.wait(60) != 0
+        assert output.read() == ""  # the end: the compiler has ended, too
+    assert not (cache / "rpc-backends").exists()
 
 
 @pytest.mark.thorough  # it compiles the agents

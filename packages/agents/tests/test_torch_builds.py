@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rpc_backends_agents
-from rpc_backends_agents import build_cache, torch_builds
+from rpc_backends_agents import _C, build_cache, torch_builds
 from rpc_backends_agents.installed_torch import Torch
 from rpc_backends_agents.loading import FILE
 from rpc_backends_agents.torch_builds import VARIABLE, Build, choose
@@ -48,7 +48,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 def cache_a_build(torch: Torch, environ: dict[str, str]) -> Path:
     path = build_cache.make_folder(torch, environ) / FILE
-    path.touch(mode=0o755)
+    path.write_bytes(bytes(64))  # the size of the head of a library
+    path.chmod(0o755)
     return path
 
 
@@ -99,7 +100,8 @@ def test_an_unknown_torch_is_refused_with_the_command(
 @pytest.mark.usefixtures("package")
 def test_a_torch_that_is_too_old_is_to_be_upgraded(environ: dict[str, str]) -> None:
     with pytest.raises(
-        ImportError, match=r"no build for torch 2\.5\.1\. .*Install torch 2\.6 or newer"
+        ImportError,
+        match=r"no build for torch 2\.5\.1\. .* 2\.13\. .*Install one of these versions",
     ):
         choose(a_torch("2.5.1"), environ | {VARIABLE: "1"})
 
@@ -179,6 +181,7 @@ def test_folders_of_the_cache_are_private(environ: dict[str, str]) -> None:
     assert [place.stat().st_mode & 0o777 for place in folders] == [0o700] * len(folders)
 
 
+@pytest.mark.usefixtures("package")
 def test_a_missing_symbol_is_named(tmp_path: Path) -> None:
     path = tmp_path / FILE
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", path]
@@ -190,7 +193,18 @@ def test_a_missing_symbol_is_named(tmp_path: Path) -> None:
     text = str(caught.value)
     assert "cannot load its build for torch 2.15 with torch 2.16.0: " in text
     assert "symbol_of_another_torch" in text
-    assert "rpc-backends build-agents --force" in text
+    assert text.endswith("which needs a C++ compiler: rpc-backends build-agents")
+
+
+@pytest.mark.usefixtures("package")
+def test_a_build_whose_end_is_missing_is_refused(environ: dict[str, str]) -> None:
+    path = cache_a_build(a_torch("2.14.0"), environ)
+    path.write_bytes(Path(_C.__file__).read_bytes())
+    assert choose(a_torch("2.14.0"), environ).path == path
+    os.truncate(path, path.stat().st_size // 2)
+
+    with pytest.raises(ImportError, match=r"end of the file is missing.*build-agents --force"):
+        choose(a_torch("2.14.0"), environ)
 
 
 def imported(program: str, **env: str) -> str:
@@ -226,8 +240,6 @@ except rpc_backends_core.RpcBackendsError as error:
 
 
 def test_the_module_is_the_build_for_the_installed_torch() -> None:
-    from rpc_backends_agents import _C
-
     assert Path(_C.__file__).parent.name == Torch.installed().folder
     assert Path(_C.__file__).name == f"_C.{sysconfig.get_config_var('SOABI')}.so"
     assert _C.TransportAgent.__module__ == "rpc_backends_agents._C"

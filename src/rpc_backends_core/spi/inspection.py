@@ -28,6 +28,7 @@ _HOMES = {
     "other_variables": "_other_variables",
     "is_installed": "_patches",
     "check_default_options": "_resolve",
+    "check_replacement": "_without_tensorpipe",
     "settings": "_settings:",
     "autoload_failure": "autoload:failure",
 }

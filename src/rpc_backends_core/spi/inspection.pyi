@@ -24,6 +24,7 @@ from rpc_backends_core._hooks import use as use_hooks
 from rpc_backends_core._other_variables import other_variables as other_variables
 from rpc_backends_core._patches import is_installed as is_installed
 from rpc_backends_core._resolve import check_default_options as check_default_options
+from rpc_backends_core._without_tensorpipe import check_replacement as check_replacement
 from rpc_backends_core.autoload import failure as autoload_failure
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Hooks",
     "autoload_failure",
     "check_default_options",
+    "check_replacement",
     "construct_rpc_backend_options",
     "declared",
     "default_registry",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import click
 
@@ -57,10 +61,38 @@ def _existing(torch: Torch) -> Build | None:
 
 def _compile(torch: Torch) -> Build:
     try:
-        folder = build_cache.make_folder(torch)
-        path = compiling.compile_build(torch, folder, lambda line: click.echo(line, err=True))
+        tools = compiling.Tools.of_this_machine()
+    except compiling.CompilationError as error:
+        raise Failure(str(error)) from error
+    try:
+        with _ended_in_order(torch):
+            folder = build_cache.make_folder(torch)
+            path = compiling.compile_build(torch, folder, tools, _report)
     except OSError as error:
-        raise Failure(f"the compiled file cannot be kept: {error}") from error
+        raise Failure(
+            f"the compiled file cannot be kept: {error}. Set XDG_CACHE_HOME to a folder of your own"
+        ) from error
     except compiling.CompilationError as error:
         raise Failure(str(error)) from error
     return Build(path, torch.version, torch.new_strings, "cache")
+
+
+def _report(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@contextmanager
+def _ended_in_order(torch: Torch) -> Iterator[None]:
+    """Turn SIGTERM into an exception, which deletes temporary files; leave no empty folder."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except BaseException:
+        build_cache.remove_empty_folders(torch)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

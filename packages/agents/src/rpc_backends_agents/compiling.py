@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -95,15 +96,14 @@ def _cmake_version(cmake: str) -> tuple[int, ...]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def compile_build(torch: Torch, folder: Path, report: Callable[[str], None]) -> Path:
-    """Compile ``_C`` for the installed torch, and return its file.
+def compile_build(torch: Torch, folder: Path, tools: Tools, report: Callable[[str], None]) -> Path:
+    """Compile ``_C`` for the installed torch, and return its file. An exception leaves no file.
 
     :param torch: the installed torch.
     :param folder: where to put the file.
     :param report: gets a line for each step.
-    :raises CompilationError: a program is missing, or one failed; the text has the end of its output.
+    :raises CompilationError: a program failed; the text has the end of its output.
     """
-    tools = Tools.of_this_machine()
     report(f"{torch}, {tools.compiler}")
     with tempfile.TemporaryDirectory(dir=folder) as made:
         configure = [tools.cmake, "-S", str(sources.folder()), "-B", made]
@@ -126,7 +126,7 @@ def compile_build(torch: Torch, folder: Path, report: Callable[[str], None]) -> 
 
 
 def _run(command: list[str], report: Callable[[str], None]) -> None:
-    """Run a command; report how far it is, if it shows that."""
+    """Run a command; report how far it is, if it shows that. An exception ends it and its children."""
     output: list[str] = []
     with subprocess.Popen(
         command,
@@ -134,14 +134,23 @@ def _run(command: list[str], report: Callable[[str], None]) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        process_group=0,
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            output.append(line)
-            if step := _STEP.match(line):
-                report(
-                    f"compiling: {step[1]} of {step[2]}" if step[2] else f"compiling: {step[1]} %"
-                )
+        try:
+            for line in process.stdout:
+                output.append(line)
+                if step := _STEP.match(line):
+                    report(
+                        f"compiling: {step[1]} of {step[2]}"
+                        if step[2]
+                        else f"compiling: {step[1]} %"
+                    )
+        except BaseException:  # a signal to this process
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # it has not been waited for, so the id is its own
+            raise
     if process.returncode:
         shown = "".join(output[-_SHOWN:]).rstrip()
         raise CompilationError(f"the compilation failed ({Path(command[0]).name}):\n{shown}")

@@ -31,7 +31,7 @@ def load_usual(name: str) -> bool:
     from rpc_backends_agents import __path__ as folders
 
     cache = user_cache(os.environ)
-    if cache is not None and cache.exists():
+    if cache is not None and os.access(cache, os.F_OK):  # Path.exists fails in an unreadable folder
         return False
     build = folder_of(torch.__version__, new_strings=torch.compiled_with_cxx11_abi())
     for folder in folders:

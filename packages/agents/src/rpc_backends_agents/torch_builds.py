@@ -85,7 +85,7 @@ def load_build(name: str, build: Build, torch: Torch) -> None:
     except ImportError as error:
         raise MissingBuildError(
             f"rpc-backends-agents cannot load its build for torch {build} with {torch}: {error}. "
-            f"Compile one for this torch, which needs a C++ compiler: {COMMAND} --force",
+            f"Compile one for this torch, which needs a C++ compiler: {_command(torch)}",
             name=name,
             path=str(build.path),
         ) from error
@@ -109,7 +109,7 @@ def choose(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build:
 def fitting(torch: Torch, environ: Mapping[str, str] = os.environ) -> Build | None:
     """Return the build for a torch, from the user's cache or the package; None if there is none.
 
-    :raises MissingBuildError: others could have written the user's build.
+    :raises MissingBuildError: others could have written the user's build, or a part of it is missing.
     """
     path = build_cache.find(torch, environ)
     if path is not None:
@@ -127,11 +127,22 @@ def packaged() -> list[Build]:
     return sorted(builds, key=lambda build: (build.minor, build.new_strings))
 
 
+def _command(torch: Torch) -> str:
+    """Return what compiles a build although that for a torch cannot be loaded, if there is one."""
+    try:
+        has_one = fitting(torch) is not None
+    except MissingBuildError:
+        has_one = True
+    return f"{COMMAND} --force" if has_one else COMMAND
+
+
 def _no_build(torch: Torch) -> str:
     known = ", ".join(map(str, packaged())) or "none"
     head = f"rpc-backends-agents has no build for {torch}. It has builds for torch: {known}."
     if torch.minor < _OLDEST_MINOR:
-        return f"{head} Install torch {'.'.join(map(str, _OLDEST_MINOR))} or newer."
+        return (
+            f"{head} It is too old to compile one for it. Install one of these versions of torch."
+        )
     return (
         f"{head} Compile one for this torch, which needs a C++ compiler: {COMMAND}. Or set {VARIABLE}=1 "
         "to try the nearest one, which is safe only if torch's C++ interface has not changed since."

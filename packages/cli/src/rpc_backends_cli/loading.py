@@ -19,7 +19,7 @@ from rpc_backends_processes import WorkerContext, isolation
 if TYPE_CHECKING:
     from rpc_backends_core.spi import Record
 
-Item = tuple[str, str]  # ("backend" or "hook", name)
+Item = tuple[str, str]  # ("backend", "replacement" or "hook", name)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _load(me: WorkerContext, items: Sequence[Item]) -> None:
     for kind, name in items:
         me.doing(f"loading {name}")
         started = time.perf_counter()
-        failure = _load_backend(name) if kind == "backend" else _load_hooks(name)
+        failure = _LOAD[kind](name)
         me.tell(((kind, name), Loaded(time.perf_counter() - started, failure)))
 
 
@@ -126,6 +126,21 @@ def _load_hooks(name: str) -> str | None:
         warnings.simplefilter("ignore")  # the record has the same message
         errors = [record.error for record in Hooks(packages).records if record.error is not None]
     return f"{type(errors[0]).__name__}: {errors[0]}" if errors else None
+
+
+def _load_replacement(_name: str) -> str | None:
+    """Return why no backend can take the place of one that torch does not have; None if one can."""
+    from rpc_backends_core.spi import RpcBackendsError
+    from rpc_backends_core.spi.inspection import check_replacement
+
+    try:
+        check_replacement()
+    except RpcBackendsError as error:
+        return str(error)
+    return None
+
+
+_LOAD = {"backend": _load_backend, "replacement": _load_replacement, "hook": _load_hooks}
 
 
 def call_hooks(record: Record, limit: float) -> Loaded:
@@ -193,9 +208,19 @@ def check(records: list[Record], found_hooks: list[Record], limit: float) -> lis
     """Return the loading result of every backend and hook package."""
     tried = [record for record in records if record.state == "found"]
     items = [("backend", record.name) for record in tried]
+    # On a torch without TensorPipe, programs for it start another backend.
+    replaced = {
+        record.name: ("replacement", record.name)
+        for record in records
+        if record.state == "unavailable" and record.name == "TENSORPIPE"
+    }
+    items += replaced.values()
     items += dict.fromkeys(("hook", hook_id(package)) for package in found_hooks)
     results = load_all(items, limit)
-    backends = [_backend(record, results.get(("backend", record.name))) for record in records]
+    backends = [
+        _backend(record, results.get(replaced.get(record.name, ("backend", record.name))))
+        for record in records
+    ]
     # Packages that claim the same name share one error.
     backends = list({(backend.about, backend.text): backend for backend in backends}.values())
     hooks = []
@@ -219,6 +244,9 @@ def _backend(record: Record, loaded: Loaded | None) -> Finding:
     }
     if record.state == "shadowed":
         return Finding("note", record.name, f"{where}, not used: it is shadowed", data)
+    if record.state == "unavailable" and loaded is not None and loaded.failure is not None:
+        data["error"] = loaded.failure
+        return Finding("problem", record.name, loaded.failure, data)
     if record.error is not None:
         level = "note" if record.state in ("denied", "unavailable") else "problem"
         return Finding(level, record.name, str(record.error), data)  # type: ignore[arg-type]
