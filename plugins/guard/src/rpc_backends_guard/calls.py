@@ -23,10 +23,6 @@ from rpc_backends_guard.unpickling import (
 )
 
 
-def _same(name: str) -> str:
-    return name
-
-
 class Permissions:
     """The rules for one worker, together.
 
@@ -45,7 +41,7 @@ class Permissions:
         :raises GuardError: it is not listed.
         """
         name = names.canonical(name)
-        found = self.references.get(name)
+        found = None if name in names.NEVER_PASSED else self.references.get(name)
         if found is None:
             raise GuardError(f"`references` does not list {name!r}", "references", name)
         return found
@@ -73,7 +69,8 @@ class Decisions:
         # A result may be a class whose methods are called through an RRef, or an exception's class.
         classes = {name.rpartition(".")[0] for rule in policy.rules for name in rule.methods}
         listed = classes | {name for rule in policy.rules for name in rule.references}
-        self._in_results = {name: resolve(name) for name in listed}
+        types = {name for name in policy.types if not name.startswith(f"{names.INTERNAL}:")}
+        self._in_results = {name: resolve(name) for name in listed | types} | names.exceptions()
         for rule in policy.rules:  # a name that this worker lacks is refused at the start
             for name in (*rule.functions, *rule.methods):
                 resolve(name)
@@ -161,7 +158,7 @@ class Decisions:
             raise GuardError("it is no call of a function")
         function, arguments, keywords = parts
         name = name_of(function)
-        unpickled.place(function, _same)
+        unpickled.place_function(function)
         if name is None or type(arguments) is not tuple or type(keywords) is not dict:
             raise GuardError("it calls a value that it has made, which is not a function")
         if keywords and not all(type(keyword) is str for keyword in keywords):
@@ -247,7 +244,7 @@ class Decisions:
 
     def _find_in_result(self, name: str) -> Any:
         found = self._in_results.get(names.canonical(name))
-        if found is None:
+        if found is None or name in names.NEVER_PASSED:
             raise GuardError(f"`types` does not list {name!r}", "types", name)
         return found
 
