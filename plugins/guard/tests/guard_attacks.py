@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,13 @@ class Counter:
     def starting_at(cls, number: int) -> int:
         """Return a count; the policy lists this method as a function."""
         return cls().add(number)
+
+    @classmethod
+    def slowly(cls, file: str) -> Counter:
+        """Make an object when a file is there; the policy lists this method as a function."""
+        while not os.path.exists(file):  # noqa: PTH110
+            time.sleep(0.01)
+        return cls()
 
     def add(self, number: int) -> int:
         """Count; the policy lists this method."""
@@ -416,6 +424,30 @@ def harmful() -> dict[str, bytes]:
         "an exception as a call": b"\x80\x04" + name(INTERNAL, "RemoteException") + text("x") + LISTED + b"\x86\x81.",
         "a text": b"\x80\x04" + text("x") + b".",
     }  # fmt: skip
+
+
+def forged_rrefs(count: int) -> dict[str, bytes]:
+    """Return calls of worker1 that use RRefs of worker0 that nobody creates."""
+    receiver = made(
+        name("builtins", "getattr"),
+        name(INTERNAL, "_InternalRPCPickler"),
+        text("_py_rref_receiver"),
+    )
+
+    def rref(number: int) -> bytes:
+        local = b"M" + (9000 + number).to_bytes(2, "little")
+        fork = b"M" + (19000 + number).to_bytes(2, "little")
+        ids = b"K\x00K\x01" + local + b"K\x01" + fork + b"K\x01"
+        return made(receiver, b"(" + ids + text("PyObject") + b"t")
+
+    invoke = name("torch.distributed.rpc.rref_proxy", "_local_invoke")
+    type_of = name("torch.distributed.rpc.api", "_rref_typeof_on_owner")
+    return {
+        f"forged {number}": call(invoke, rref(number), text("add"), b"K\x01\x85", b"}")
+        if number % 2
+        else call(type_of, rref(number), b"\x88")
+        for number in range(count)
+    }
 
 
 def results(folder: str) -> dict[str, bytes]:

@@ -40,6 +40,35 @@ def attack(me: WorkerContext, calls: dict[str, bytes]) -> dict[str, str]:
     }
 
 
+def attack_at_once(me: WorkerContext, calls: dict[str, bytes]) -> dict[str, str]:
+    """Send all pickles to worker0 as calls, then wait; return what came back."""
+    to = rpc.get_worker_info("worker0")
+    sent = {
+        name: native._invoke_rpc_python_udf(to, data, [], 60.0, False)
+        for name, data in calls.items()
+    }
+    return {name: _outcome(future.wait) for name, future in sent.items()}
+
+
+def set_timeout(me: WorkerContext, seconds: float) -> None:
+    """Set the timeout of RPCs."""
+    rpc._set_rpc_timeout(seconds)
+
+
+def call_listed(me: WorkerContext) -> str:
+    """Call a listed function of worker0."""
+    return _outcome(lambda: rpc.rpc_sync("worker0", guard_attacks.listed, (1,), timeout=30))
+
+
+def use_before_it_is_made(me: WorkerContext, folder: str) -> list[str]:
+    """Call methods through RRefs of which worker0 makes the values only then."""
+    file = Path(folder) / "go"
+    rrefs = [rpc.remote("worker0", guard_attacks.Counter.slowly, (str(file),)) for _ in range(4)]
+    sent = [rref.rpc_async().add(2) for rref in rrefs]
+    file.touch()
+    return [_outcome(future.wait) for future in sent]
+
+
 def attack_remotely(me: WorkerContext, calls: dict[str, bytes]) -> dict[str, str]:
     """Send each pickle as a call that creates an RRef on worker0; return what came back."""
     to = rpc.get_worker_info("worker0")

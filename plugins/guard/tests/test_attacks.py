@@ -30,6 +30,7 @@ functions = [
     "guard_attacks:raise_unlisted",
     "guard_attacks:Counter",
     "guard_attacks:Counter.starting_at",
+    "guard_attacks:Counter.slowly",
 ]
 methods = ["guard_attacks:Counter.add"]
 references = ["guard_attacks:listed"]
@@ -145,6 +146,35 @@ def test_harmful_messages_do_no_harm(backend: str, policy: Path, folder: Path) -
         longest = max(map(len, calls.values()))
         assert workers[0].call(guard_steps.memory) - before < 4 * longest + 2 * Policy(()).max_bytes
         uses(workers)
+        workers.run(steps.leave)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rrefs_that_nobody_creates_do_not_stop_a_worker(
+    backend: str, policy: Path, folder: Path
+) -> None:
+    """Each such call is refused and logged, and the peer's listed calls are answered."""
+    calls = guard_attacks.forged_rrefs(40)
+    with Workers(2, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
+        workers.run(guard_steps.join, f"file://{folder.parent}/store", backend)
+        workers.run(guard_steps.set_timeout, 2.0)
+        outcomes = workers[1].call(guard_steps.attack_at_once, calls)
+        for name, outcome in outcomes.items():
+            assert "refuses" in outcome, (name, outcome)
+        refused = [line["peer"] for line in audited(policy) if line["event"] == "refused"]
+        assert refused == ["worker1"] * len(calls)
+        assert workers[1].call(guard_steps.call_listed) == "returned 1"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_methods_wait_for_a_value_that_is_being_made(
+    backend: str, policy: Path, folder: Path
+) -> None:
+    """As without a guard, a call through an RRef may arrive before its value is there."""
+    with Workers(2, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
+        workers.run(guard_steps.join, f"file://{folder.parent}/store", backend)
+        outcomes = workers[1].call(guard_steps.use_before_it_is_made, str(folder.parent))
+        assert outcomes == ["returned 2"] * 4
         workers.run(steps.leave)
 
 

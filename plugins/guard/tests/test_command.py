@@ -46,6 +46,10 @@ def apply(function, rref, batch):
     return function(rref.local_value(), batch)
 
 
+def instance(kinds, batch):
+    return isinstance(batch, kinds["batch"]) and kinds["errors"] == (ValueError, KeyError)
+
+
 def main(rank):
     rpc.init_rpc(f"worker{rank}", backend="ZEROMQ", rank=rank, world_size=2)
     if rank == 1:
@@ -59,6 +63,8 @@ def main(rank):
         print(RemoteModule("worker0/cpu", torch.nn.Linear, args=(2, 1)).forward(torch.ones(1, 2)))
         print(rpc.rpc_sync("worker0", torch.add, (torch.ones(1), 1)))
         print(rpc.remote("worker0", torch.add, (torch.ones(1), 1)).to_here())
+        kinds = {"batch": Batch, "errors": (ValueError, KeyError)}
+        assert rpc.rpc_sync("worker0", instance, (kinds, batch))
         if len(sys.argv) > 1:
             rpc.rpc_sync("worker0", os.getpid)
     rpc.shutdown()
@@ -110,7 +116,12 @@ def test_a_program_runs_under_the_policy_learned_from_it(tmp_path: Path) -> None
         "program:Model.rrefs",
         "torch.nn.modules.linear:Linear.forward",
     )
-    assert "program:Model.forward" in rule.references
+    assert {
+        "builtins:KeyError",
+        "builtins:ValueError",
+        "program:Batch",
+        "program:Model.forward",
+    } <= set(rule.references)
     assert rule.operators == ("aten::add.Scalar",)
     assert rule.requests == ("autograd", "fetch")
 

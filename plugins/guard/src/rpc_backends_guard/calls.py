@@ -11,6 +11,7 @@ from rpc_backends_core.spi import torch_internals
 from rpc_backends_guard import gathers, names
 from rpc_backends_guard.audit import Audit
 from rpc_backends_guard.policy import Policy
+from rpc_backends_guard.presence import Presence
 from rpc_backends_guard.unpickling import (
     GuardError,
     Names,
@@ -20,10 +21,6 @@ from rpc_backends_guard.unpickling import (
     unpickle,
     unpickle_plain,
 )
-
-
-def _same(name: str) -> str:
-    return name
 
 
 class Permissions:
@@ -44,7 +41,7 @@ class Permissions:
         :raises GuardError: it is not listed.
         """
         name = names.canonical(name)
-        found = self.references.get(name)
+        found = None if name in names.NEVER_PASSED else self.references.get(name)
         if found is None:
             raise GuardError(f"`references` does not list {name!r}", "references", name)
         return found
@@ -65,13 +62,15 @@ class Decisions:
         self._worker = worker
         self._audit = audit
         self._is_partial = is_partial
+        self._presence = Presence()
         self._of_calls = Names(policy.types, with_call=True)
         self._of_results = Names(policy.types, with_call=is_partial)
         self._permissions: dict[str | None, Permissions] = {}
         # A result may be a class whose methods are called through an RRef, or an exception's class.
         classes = {name.rpartition(".")[0] for rule in policy.rules for name in rule.methods}
         listed = classes | {name for rule in policy.rules for name in rule.references}
-        self._in_results = {name: resolve(name) for name in listed}
+        types = {name for name in policy.types if not name.startswith(f"{names.INTERNAL}:")}
+        self._in_results = {name: resolve(name) for name in listed | types} | names.exceptions()
         for rule in policy.rules:  # a name that this worker lacks is refused at the start
             for name in (*rule.functions, *rule.methods):
                 resolve(name)
@@ -159,13 +158,13 @@ class Decisions:
             raise GuardError("it is no call of a function")
         function, arguments, keywords = parts
         name = name_of(function)
-        unpickled.place(function, _same)
+        unpickled.place_function(function)
         if name is None or type(arguments) is not tuple or type(keywords) is not dict:
             raise GuardError("it calls a value that it has made, which is not a function")
         if keywords and not all(type(keyword) is str for keyword in keywords):
             raise GuardError("a keyword of the call is not a text")
         if name in names.INVOKES and name not in rules.functions:
-            return self._method(unpickled, rules, arguments, keywords)
+            return self._method(unpickled, rules, arguments, keywords, peer)
         real = self._function(name, rules, arguments, keywords, peer)
         arguments = unpickled.place_all(arguments, rules.find_reference)
         if keywords:
@@ -186,11 +185,11 @@ class Decisions:
         if real is not None:
             return real
         if name == names.FORWARDS:
-            return Forward(rules.methods, resolve(name), self)
+            return Forward(Methods(rules.methods, peer, self), resolve(name))
         if name == names.TYPE_OF and rules.methods:
             if not arguments or type(arguments[0]) is not rpc.PyRRef:
                 raise GuardError("it asks for the class of what is no RRef", "functions", name)
-            return resolve(name)
+            return TypeOf(Methods(rules.methods, peer, self), resolve(name))
         if name in (names.GATHERS, names.BROADCASTS):
             check = gathers.check_arrival if name == names.GATHERS else gathers.check_announcement
             problem = check(arguments, keywords, self._worker, peer)
@@ -207,6 +206,7 @@ class Decisions:
         rules: Permissions,
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
+        peer: str | None,
     ) -> Any:
         """Return a call of a method through an RRef; the class is known when the method is called."""
         if len(arguments) != 4 or keywords:
@@ -227,7 +227,7 @@ class Decisions:
         named = {key: unpickled.place(value, rules.find_reference) for key, value in named.items()}
         unpickled.check_all_placed()
         return torch_internals.python_call(
-            Invocation(rules.methods, method, self), (rref, *positional), named
+            Invocation(Methods(rules.methods, peer, self), method), (rref, *positional), named
         )
 
     def _exception(self, unpickled: Unpickled) -> Any:
@@ -244,48 +244,105 @@ class Decisions:
 
     def _find_in_result(self, name: str) -> Any:
         found = self._in_results.get(names.canonical(name))
-        if found is None:
+        if found is None or name in names.NEVER_PASSED:
             raise GuardError(f"`types` does not list {name!r}", "types", name)
         return found
 
-    def check_method(self, methods: frozenset[str], value: Any, method: str) -> None:
+    def check_present(self, rref: Any, peer: str | None) -> None:
+        """Wait for the value of an RRef, and refuse one that gets none."""
+        if not rref.is_owner() or self._presence.wait(rref, peer):
+            return
+        self._refuse_later(
+            GuardError(
+                "it uses an RRef that this worker has no value for, and has got none in time"
+            ),
+            peer,
+        )
+
+    def check_method(
+        self, methods: frozenset[str], value: Any, method: str, peer: str | None
+    ) -> None:
         """Refuse a method that is not listed for exactly the class of an RRef's value."""
         kind = type(value)
         name = f"{kind.__module__}:{kind.__qualname__}.{method}"
-        if name in methods:
-            return
-        error = GuardError(f"its guard policy does not list {name!r} in `methods`", "methods", name)
-        refused = self._refused(error, None, f"worker {self._worker!r} refuses a call: {error}")
+        if name not in methods:
+            text = f"its guard policy does not list {name!r} in `methods`"
+            self._refuse_later(GuardError(text, "methods", name), peer)
+
+    def _refuse_later(self, error: GuardError, peer: str | None) -> None:
+        """Refuse a call that torch runs already."""
+        caller = repr(peer) if peer else "another worker"
+        text = f"worker {self._worker!r} refuses a call of {caller}: {error}"
+        refused = self._refused(error, peer, text)
         if self._policy.enforces:
             raise refused
+
+
+class Methods:
+    """The methods that a peer may call through RRefs.
+
+    :param peer: None for a worker whose name the backend does not tell.
+    """
+
+    def __init__(self, methods: frozenset[str], peer: str | None, decisions: Decisions) -> None:
+        self._methods = methods
+        self._peer = peer
+        self._decisions = decisions
+
+    def wait(self, rref: Any) -> None:
+        """Wait until the value of an RRef is there.
+
+        :raises GuardError: it is not there in time.
+        """
+        self._decisions.check_present(rref, self._peer)
+
+    def value(self, rref: Any, method: str) -> Any:
+        """Return the value of an RRef, of which a method is called.
+
+        :raises GuardError: it is not there in time, or the method is not listed for its class.
+        """
+        self.wait(rref)
+        value = rref.local_value()
+        self._decisions.check_method(self._methods, value, method, self._peer)
+        return value
 
 
 class Invocation:
     """Calls a method of an RRef's value if it is listed for the value's class."""
 
-    def __init__(self, methods: frozenset[str], method: str, decisions: Decisions) -> None:
+    def __init__(self, methods: Methods, method: str) -> None:
         self._methods = methods
         self._method = method
-        self._decisions = decisions
 
     def __call__(self, rref: Any, *arguments: Any, **keywords: Any) -> Any:
         """Call the method."""
-        value = rref.local_value()
-        self._decisions.check_method(self._methods, value, self._method)
+        value = self._methods.value(rref, self._method)
         return getattr(value, self._method)(*arguments, **keywords)
 
 
 class Forward:
     """Calls torch's function that calls `forward` of an RRef's value, if that is listed."""
 
-    def __init__(self, methods: frozenset[str], function: Any, decisions: Decisions) -> None:
+    def __init__(self, methods: Methods, function: Any) -> None:
         self._methods = methods
         self._function = function
-        self._decisions = decisions
 
     def __call__(self, rref: Any, *arguments: Any, **keywords: Any) -> Any:
         """Call the function."""
         if type(rref) is not rpc.PyRRef:  # anything else may have a local_value() of its own
             raise GuardError("it calls `forward` of what is no RRef")
-        self._decisions.check_method(self._methods, rref.local_value(), "forward")
+        self._methods.value(rref, "forward")
+        return self._function(rref, *arguments, **keywords)
+
+
+class TypeOf:
+    """Calls torch's function that returns the class of an RRef's value."""
+
+    def __init__(self, methods: Methods, function: Any) -> None:
+        self._methods = methods
+        self._function = function
+
+    def __call__(self, rref: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Call the function."""
+        self._methods.wait(rref)
         return self._function(rref, *arguments, **keywords)

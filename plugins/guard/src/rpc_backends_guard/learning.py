@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rpc_backends_guard.policy import ENTRIES, EVERY, Policy, PolicyError, Rule
 #: The lists of a rule that a record has entries for, and `types`.
 KINDS = ("functions", "methods", "references", "operators", "scripts", "requests")
 _SUFFIX = ".seen.jsonl"
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset, OrderedDict})
 
 
 def open_record(folder: str, worker: str) -> Any:
@@ -128,11 +130,13 @@ def _note_all(
             )
         elif called not in {names.TYPE_OF, names.GATHERS, names.BROADCASTS, None}:
             note(caller, "functions", str(called))
-        for argument in passed:
-            if isinstance(argument, type) or callable(argument):
-                reference = take(argument)
-                if reference is not None:
-                    note(caller, "references", reference)
+        found, kinds = _inside(passed, {id(real) for real in unpickling.named.values()})
+        for argument in found:
+            matching = [name for name, real in unpickling.named.items() if real is argument]
+            is_made = argument in kinds  # then it is one of the types, too
+            note(caller, "references", names.canonical(matching[-1]))
+            if not is_made:
+                take(argument)
     elif torch_internals.is_remote_exception(value):
         take(value.exception_type)
     elif isinstance(value, type):
@@ -140,6 +144,28 @@ def _note_all(
     for name in left:
         note(None, "types", name)
     return value
+
+
+def _inside(values: list[Any], named: set[int]) -> tuple[list[Any], set[Any]]:
+    """Return the functions and classes that values hold, and the classes of the objects that they hold.
+
+    :param named: the ids of what the pickle has named.
+    """
+    found: dict[int, Any] = {}
+    kinds: set[Any] = set()
+    seen: set[int] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if callable(value) and id(value) in named:
+            found[id(value)] = value
+        elif id(type(value)) in named or type(value) in _CONTAINERS:
+            kinds.add(type(value))
+            stack += [each for each in gc.get_referents(value) if each is not type(value)]
+    return list(found.values()), kinds
 
 
 class _Noted:

@@ -26,6 +26,8 @@ BROADCASTS = "torch.distributed.rpc.api:_broadcast_to_followers"
 FORWARDS = "_remote_module_non_scriptable:_remote_forward"
 #: How torch's functions are pickled, which are static methods of a class without a module.
 _OF_TORCH = f"{torch_internals.FUNCTIONS_OF_TORCH}."
+#: The classes of calls and exceptions, which no policy can permit as values.
+NEVER_PASSED = frozenset(f"{INTERNAL}:{kind}" for kind in torch_internals.pickled_classes())
 #: The words of the types of RRefs that no class of a program has a part in.
 RREF_TYPES = frozenset(
     [

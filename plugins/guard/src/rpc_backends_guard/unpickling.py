@@ -6,12 +6,16 @@ listed to be called cannot run while a call of it is unpickled.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import pickle
 import re
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
+
+import torch
 
 from rpc_backends_core.spi import RpcBackendsError, torch_internals
 from rpc_backends_guard import names
@@ -49,17 +53,39 @@ class Reference:
     __setattr__ = _immutable
     __delattr__ = _immutable
 
+    def __call__(self, *arguments: Any, **keywords: Any) -> NoReturn:
+        """Refuse to be called while a message is unpickled."""
+        raise _unlisted([self.name])
+
 
 class PermittedFunction:
-    """A function that a pickle may call; it has no state that a pickle could set."""
+    """A function that a pickle may call; it has no state that a pickle could set.
 
-    __slots__ = ("_function",)
+    :param made: gets the classes of what the function returns.
+    """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    __slots__ = ("_function", "_made")
+
+    def __init__(self, function: Callable[..., Any], made: set[type]) -> None:
         object.__setattr__(self, "_function", function)
+        object.__setattr__(self, "_made", made)
 
     __setattr__ = _immutable
     __delattr__ = _immutable
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call the function."""
+        made: set[type] = self._made  # type: ignore[attr-defined]
+        _check_arguments(arguments, keywords, made)
+        value = self._function(*arguments, **keywords)  # type: ignore[attr-defined]
+        made.add(type(value))
+        return value
+
+
+class _Getattr(PermittedFunction):
+    """Stands for getattr, whose first argument is a stand-in."""
+
+    __slots__ = ()
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the function."""
@@ -71,23 +97,79 @@ class _PermittedMeta(type):
 
     _real: type
     _name: str
+    _made: set[type]
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
-        return cls._real(*arguments, **keywords)
+        _check_arguments(arguments, keywords, cls._made)
+        value = cls._real(*arguments, **keywords)
+        cls._made.add(type(value))
+        return value
 
     __setattr__ = _immutable
     __delattr__ = _immutable
 
 
 def _new(cls: _PermittedMeta, *arguments: Any, **keywords: Any) -> Any:
-    return cls._real.__new__(cls._real, *arguments, **keywords)
+    if cls._name not in names.NEVER_PASSED:  # what these hold is placed later
+        _check_arguments(arguments, keywords, cls._made)
+    value = cls._real.__new__(cls._real, *arguments, **keywords)
+    cls._made.add(type(value))
+    return value
 
 
-def permitted(name: str, real: Any) -> Any:
-    """Return what stands in a pickle for a class or a function that it may call."""
+def permitted(name: str, real: Any, made: set[type]) -> Any:
+    """Return what stands in a pickle for a class or a function that it may call.
+
+    :param made: gets the classes of the values that are made.
+    """
     if not isinstance(real, type):
-        return PermittedFunction(real)
-    return _PermittedMeta("Permitted", (), {"_real": real, "_name": name, "__new__": _new})
+        return PermittedFunction(real, made)
+    # Without a __dict__, so that a pickle cannot make it the __class__ of an object.
+    members = {"_real": real, "_name": name, "_made": made, "__new__": _new, "__slots__": ()}
+    return _PermittedMeta("Permitted", (), members)
+
+
+#: Values that hold no others.
+_ATOMS = frozenset(
+    {bool, int, float, complex, str, bytes, bytearray, type(None), torch.Tensor, torch.dtype}
+)
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset, OrderedDict})
+
+
+def _stand_in(values: Iterable[Any], made: set[type]) -> Any:
+    """Return a stand-in that values hold, at any depth; None if they hold none.
+
+    It looks into containers and into objects of the classes ``made``.
+    """
+    stack = [values]
+    seen = set()
+    while stack:
+        values = stack.pop()
+        if _ATOMS.issuperset(map(type, values)):
+            continue
+        for value in values:
+            kind = type(value)
+            if kind in STAND_INS:
+                return value
+            if type(kind) is _PermittedMeta:  # its __class__ was set
+                return kind
+            if (kind in _CONTAINERS or kind in made) and id(value) not in seen:
+                seen.add(id(value))
+                stack.append(gc.get_referents(value))
+    return None
+
+
+def _check_arguments(arguments: tuple[Any, ...], keywords: dict[str, Any], made: set[type]) -> None:
+    found = _stand_in((*arguments, *keywords.values()), made)
+    if found is not None:
+        name = _written(found)
+        raise GuardError(
+            f"it passes {name!r} to a class or a function while it is unpickled", "types", name
+        )
+
+
+def _written(stand_in: Any) -> str:
+    return name_of(stand_in) or "a function that only a pickle may call"
 
 
 def resolve(name: str) -> Any:
@@ -111,12 +193,14 @@ class Names:
     """
 
     def __init__(self, types: tuple[str, ...], *, with_call: bool) -> None:
+        #: The classes of the objects that pickles have made.
+        self.made: set[type] = set()
         listed = {
             name: resolve(name) for name in types if not name.startswith(f"{names.INTERNAL}:")
         }
         receivers = torch_internals.receivers()
         self._attributes: dict[tuple[str, str], Any] = {
-            (f"{names.INTERNAL}:_InternalRPCPickler", name): PermittedFunction(receive)
+            (f"{names.INTERNAL}:_InternalRPCPickler", name): PermittedFunction(receive, self.made)
             for name, receive in (
                 ("_tensor_receiver", receivers["_tensor_receiver"]),
                 ("_py_rref_receiver", _checked_rref(receivers["_py_rref_receiver"])),
@@ -125,17 +209,19 @@ class Names:
         scripts = f"{names.INTERNAL}:_InternalRPCPickler._script_module_receiver"
         if scripts in types:
             self._attributes[f"{names.INTERNAL}:_InternalRPCPickler", "_script_module_receiver"] = (
-                PermittedFunction(receivers["_script_module_receiver"])
+                PermittedFunction(receivers["_script_module_receiver"], self.made)
             )
         self.by_name: dict[str, Any] = {
             **names.constants(),
-            **{name: permitted(name, real) for name, real in names.plain_types().items()},
-            **{name: permitted(name, real) for name, real in listed.items()},
+            **{
+                name: permitted(name, real, self.made) for name, real in names.plain_types().items()
+            },
+            **{name: permitted(name, real, self.made) for name, real in listed.items()},
         }
         for kind, real in torch_internals.pickled_classes().items():
             if with_call or kind != "PythonUDF":
                 name = f"{names.INTERNAL}:{kind}"
-                self.by_name[name] = permitted(name, real)
+                self.by_name[name] = permitted(name, real, self.made)
 
     def attribute(self, of: Any, name: Any) -> Any:
         """Return what stands for an attribute of a class in a pickle.
@@ -190,7 +276,7 @@ class _Unpickler(pickle.Unpickler):
         if value is not None:
             return value
         if key == "builtins:getattr":
-            return PermittedFunction(self._attribute)
+            return _Getattr(self._attribute, set())
         return self.references.setdefault(key, Reference(key))
 
     def _attribute(self, of: Any, name: Any) -> Any:
@@ -208,50 +294,94 @@ class Unpickled:
     :ivar value: the value.
     """
 
-    def __init__(self, value: Any, references: dict[str, Reference]) -> None:
+    def __init__(self, value: Any, references: dict[str, Reference], made: set[type]) -> None:
         self.value = value
         self._left = references
+        self._made = made
 
     def place_all(self, values: tuple[Any, ...], find: Callable[[str], Any]) -> tuple[Any, ...]:
         """Return the values of arguments, as :meth:`place` does."""
-        for value in values:
-            if type(value) in STAND_INS:
-                return tuple(self.place(value, find) for value in values)
-        return values
+        if _stand_in(values, self._made) is None:
+            return values
+        return tuple(self.place(value, find) for value in values)
 
     def place(self, value: Any, find: Callable[[str], Any]) -> Any:
-        """Return the value of an argument: for a reference and a class, what ``find`` returns."""
+        """Return a value in which functions and classes are what ``find`` returns for their names.
+
+        They are put into containers and into attributes of objects.
+
+        :raises GuardError: ``find`` does, or one is elsewhere.
+        """
+        if type(value) not in STAND_INS and _stand_in((value,), self._made) is None:
+            return value
+        placed = self._placed(value, find, {})
+        found = _stand_in((placed,), self._made)
+        if found is not None:
+            name = _written(found)
+            raise GuardError(
+                f"it holds {name!r} where a function or a class cannot be put", "references", name
+            )
+        return placed
+
+    def place_function(self, value: Any) -> None:
+        """Note that the function of a call is decided by its name."""
         if type(value) is Reference:
             self._left.pop(value.name, None)
+
+    def _placed(self, value: Any, find: Callable[[str], Any], done: dict[int, Any]) -> Any:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if kind is Reference:
+            self._left.pop(value.name, None)
             return find(value.name)
-        if type(value) is PermittedFunction:
+        if kind is _PermittedMeta:
+            return find(value._name)
+        if kind in STAND_INS:
             raise GuardError("it passes a function that only a pickle may call")
-        return value._real if type(value) is _PermittedMeta else value
+        if id(value) in done:
+            return done[id(value)]
+        done[id(value)] = value
+        if kind in {tuple, frozenset}:
+            done[id(value)] = kind(self._placed(item, find, done) for item in value)
+        elif kind is list:
+            value[:] = [self._placed(item, find, done) for item in value]
+        elif kind is set:
+            items = [self._placed(item, find, done) for item in value]
+            value.clear()
+            value.update(items)
+        elif kind in {dict, OrderedDict}:
+            pairs = [
+                (self._placed(key, find, done), self._placed(item, find, done))
+                for key, item in value.items()
+            ]
+            value.clear()
+            value.update(pairs)
+        elif kind in self._made and isinstance(getattr(value, "__dict__", None), dict):
+            self._placed(vars(value), find, done)
+        return done[id(value)]
 
     def check_all_placed(self) -> None:
         """Refuse what a pickle has named in other places.
 
-        :raises GuardError: a function or class is inside a container.
+        :raises GuardError: a function or class is none of the values that were placed.
         """
         if self._left:
             name = names.canonical(min(self._left))
             raise GuardError(
-                f"it holds {name!r} inside another value; only an argument itself may be a function or "
-                "a class of `references`",
-                "references",
-                name,
+                f"it names {name!r}, which is no argument and in no argument", "references", name
             )
 
 
 #: What stands in an unpickled value for functions and classes.
-STAND_INS = frozenset({Reference, PermittedFunction, _PermittedMeta})
+STAND_INS = frozenset({Reference, PermittedFunction, _Getattr, _PermittedMeta})
 
 
 def name_of(value: Any) -> str | None:
     """Return the name of what a pickle calls or passes; None for any other value."""
     if type(value) is Reference:
         return names.canonical(value.name)
-    return value._name if type(value) is _PermittedMeta else None
+    return names.canonical(value._name) if type(value) is _PermittedMeta else None
 
 
 def unpickle_plain(data: bytes) -> Any:
@@ -279,14 +409,21 @@ def unpickle(data: bytes, known: Names, problem: str) -> Unpickled:
     except GuardError:
         raise
     except Exception as error:
-        unlisted = list(unpickler.references)
-        if isinstance(error, TypeError | pickle.UnpicklingError) and unlisted:
-            name = names.canonical(unlisted[-1])
-            raise GuardError(
-                f"`types` does not list {name!r}, of which it makes a value", "types", name
-            ) from None
+        # The opcode of Python for new objects takes only classes, and does not say what it has got.
+        if isinstance(error, pickle.UnpicklingError) and str(error).startswith("NEWOBJ"):
+            raise _unlisted(list(unpickler.references)) from None
         raise _unreadable(error) from None
-    return Unpickled(value, unpickler.references)
+    return Unpickled(value, unpickler.references, known.made)
+
+
+def _unlisted(found: list[str]) -> GuardError:
+    """Return the error for a value of a class, or of one of some, that `types` does not list."""
+    written = [names.canonical(name) for name in found]
+    if len(written) == 1:
+        text = f"`types` does not list {written[0]!r}, of which it makes a value"
+        return GuardError(text, "types", written[0])
+    text = f"it makes a value of one of {', '.join(map(repr, written[:5]))}, and `types` does not list it"
+    return GuardError(text, "types", written[-1] if written else "")
 
 
 def _unreadable(error: Exception) -> GuardError:

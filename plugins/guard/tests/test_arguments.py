@@ -1,0 +1,140 @@
+"""Functions and classes in messages: real ones if the policy lists them, and never stand-ins."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import guard_attacks
+import pytest
+from guard_attacks import ME, call, made, name, text
+from torch.distributed import rpc
+
+from rpc_backends_guard import Policy, Rule
+from rpc_backends_guard.audit import Audit
+from rpc_backends_guard.calls import Decisions
+from rpc_backends_guard.unpickling import GuardError
+
+LISTED = name(ME, "listed")
+CONFIG = name(ME, "Config")
+REFERENCES = (f"{ME}:Config", f"{ME}:listed", "builtins:ValueError")
+
+
+class Slotted:
+    """A listed class whose objects have no `__dict__`."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: Any = None) -> None:
+        self.kind = kind
+
+
+class Holder:
+    """A listed class whose objects have any attributes."""
+
+
+def decide(*arguments: bytes, references: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    """Return the arguments of a call of a listed function."""
+    return decisions(references).call(call(LISTED, *arguments), "worker1").args
+
+
+def decisions(references: tuple[str, ...] = ()) -> Decisions:
+    """Return what decides under a policy with these references."""
+    rule = Rule(("worker1",), functions=(f"{ME}:listed",), references=references)
+    types = (f"{ME}:Config", f"{__name__}:Holder", f"{__name__}:Slotted")
+    return Decisions(Policy((rule,), types=types), "worker0", Audit(None, ""), is_partial=False)
+
+
+def sent(value: Any, references: tuple[str, ...] = ()) -> Any:
+    """Return an argument of a call as it arrives."""
+    udf = rpc.internal.PythonUDF(guard_attacks.listed, (value,), {})  # type: ignore[attr-defined]
+    [arrived] = decisions(references).call(pickle.dumps(udf, 4), "worker1").args
+    return arrived
+
+
+def holder(value: Any) -> Holder:
+    """Return an object that holds a value."""
+    held = Holder()
+    vars(held)["value"] = value
+    return held
+
+
+VALUES: dict[str, Any] = {
+    "an argument": guard_attacks.Config,
+    "in a list": [guard_attacks.Config],
+    "in a dict": {"c": guard_attacks.Config},
+    "as a key": {guard_attacks.Config: 1},
+    "in a tuple": (ValueError, guard_attacks.Config),
+    "in a set": {guard_attacks.Config},
+    "in a tuple in a list": [(guard_attacks.listed, 1)],
+    "a function in a list": [guard_attacks.listed],
+    "an exception": ValueError,
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_what_references_lists_arrives_as_itself(value: Any) -> None:
+    assert sent(value, REFERENCES) == value
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_what_references_does_not_list_is_refused(value: Any) -> None:
+    with pytest.raises(GuardError, match="`references` does not list"):
+        sent(value)
+
+
+def test_attributes_of_objects_hold_what_references_lists() -> None:
+    held = sent(holder([guard_attacks.Config]), REFERENCES)
+    assert held.value == [guard_attacks.Config]
+
+
+@pytest.mark.parametrize("kind", ["PythonUDF", "RemoteException"])
+def test_classes_of_calls_are_never_arguments(kind: str) -> None:
+    full = f"torch.distributed.rpc.internal:{kind}"
+    assert hasattr(rpc.internal, kind)  # type: ignore[attr-defined]
+    for opcode in (name(*full.split(":")), b"]" + name(*full.split(":")) + b"a"):
+        with pytest.raises(GuardError, match="does not list"):
+            decide(opcode, references=(full,))
+
+
+BUILT: dict[str, Callable[[], bytes]] = {
+    "an argument of a class": lambda: made(CONFIG, CONFIG),
+    "in an argument of a class": lambda: made(CONFIG, b"]" + CONFIG + b"a"),
+    "the class of an object": lambda: (
+        made(name(__name__, "Holder")) + b"N}" + text("__class__") + CONFIG + b"s\x86b"
+    ),
+    "the class of an object without a dict": lambda: (
+        made(name(__name__, "Slotted")) + b"N}" + text("__class__") + CONFIG + b"s\x86b"
+    ),
+    "a slot": lambda: made(name(__name__, "Slotted")) + b"N}" + text("kind") + CONFIG + b"s\x86b",
+}
+
+
+@pytest.mark.parametrize("opcode", BUILT.values(), ids=BUILT)
+def test_nothing_that_stands_for_a_class_reaches_an_object(opcode: Callable[[], bytes]) -> None:
+    with pytest.raises(GuardError) as caught:
+        decide(opcode(), references=REFERENCES)
+    assert "of which it makes" not in str(caught.value)
+
+
+def test_an_error_of_a_listed_class_is_not_explained_by_another_name() -> None:
+    wrong = made(CONFIG, b"K\x01", b"K\x01")
+    with pytest.raises(GuardError, match="cannot be unpickled: TypeError"):
+        decide(LISTED, wrong, references=REFERENCES)
+
+
+@pytest.mark.parametrize("new", [b")\x81", b")R"])
+def test_an_object_of_an_unlisted_class_is_refused_by_its_name(new: bytes) -> None:
+    with pytest.raises(GuardError, match="'guard_attacks:Evil'"):
+        decide(name(ME, "Evil") + new, LISTED, references=REFERENCES)
+
+
+def test_a_result_may_hold_classes_of_the_policy() -> None:
+    data = pickle.dumps([guard_attacks.Config, ValueError])
+    assert decisions().result(data) == [guard_attacks.Config, ValueError]
+
+
+def test_a_result_with_another_class_is_refused() -> None:
+    with pytest.raises(GuardError, match="does not list 'guard_attacks:Evil'"):
+        decisions().result(pickle.dumps([guard_attacks.Evil]))
