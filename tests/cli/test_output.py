@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import pytest
 
@@ -30,3 +31,17 @@ def test_stdout_is_restored_after_an_error(capfd: pytest.CaptureFixture[str]) ->
         raise OSError("mine")
     print_json([])
     assert capfd.readouterr().out == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env"),
+    [(("list", "--json"), {"RPC_BACKENDS_DENY": "TENSORPIP"}), (("show", "PIGEN", "--json"), {})],
+)
+def test_an_error_is_json_too(
+    command: Any, arguments: tuple[str, ...], env: dict[str, str]
+) -> None:
+    ended = command(*arguments, env=env)
+
+    assert ended.status == 1
+    assert ended.stderr == f"Error: {ended.json['error']}\n"
+    assert list(ended.json) == ["error"]

@@ -45,12 +45,16 @@ def test_nothing_is_compiled_if_the_package_has_a_build(cache: Path) -> None:
 def test_a_missing_compiler_is_named(cache: Path, tmp_path: Path) -> None:
     # The PATH has nothing; CMake is beside the interpreter.
     ended = rpc_backends(
-        "build-agents", "--force", XDG_CACHE_HOME=str(cache), PATH=str(tmp_path), CXX=""
+        *("build-agents", "--force", "--json"),
+        XDG_CACHE_HOME=str(cache),
+        PATH=str(tmp_path),
+        CXX="",
     )
 
     assert ended.returncode == 1
     assert "Error: there is no C++ compiler 'c++' here." in ended.stderr
     assert "apt install g++" in ended.stderr
+    assert ended.stderr == f"Error: {json.loads(ended.stdout)['error']}\n"
     assert "Traceback" not in ended.stderr
     assert not (cache / "rpc-backends").exists()
 

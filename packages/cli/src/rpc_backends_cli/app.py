@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rpc_backends_cli import installed
-from rpc_backends_cli.output import DEBUG, Failure, debug_option, unexpected
+from rpc_backends_cli.output import DEBUG, JSON, Failure, debug_option, print_json, unexpected
 from rpc_backends_core import __version__
 
 if TYPE_CHECKING:
@@ -109,12 +109,23 @@ class Application(click.Group):
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
+            except Failure as error:
+                _print_as_json(ctx, error)
+                raise
             except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
                 raise
             except Exception as error:
                 if ctx.meta.get(DEBUG):
                     raise
-                raise Failure(_message(error)) from error
+                failure = Failure(_message(error))
+                _print_as_json(ctx, failure)
+                raise failure from error
+
+
+def _print_as_json(context: click.Context, failure: Failure) -> None:
+    """Print an error to stdout if the command was asked for JSON, and has not printed it."""
+    if context.meta.get(JSON):
+        print_json({"error": failure.format_message()})
 
 
 def _message(error: Exception) -> str:

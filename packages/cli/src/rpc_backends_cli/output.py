@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: The key in a click context's ``meta`` that stores ``--debug``.
 DEBUG = "rpc_backends_core.debug"
+#: The key for ``--json``: whether a JSON document is still to be printed.
+JSON = "rpc_backends_core.json"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -87,6 +89,9 @@ def stdout_for_json(as_json: bool = True) -> Iterator[None]:
 def print_json(data: object) -> None:
     """Print ``data`` as JSON; values that JSON cannot represent become text."""
     click.echo(json.dumps(data, indent=2, default=str))
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[JSON] = False
 
 
 def origin(record: Record) -> str:
@@ -134,7 +139,18 @@ def debug_option(function: _Function) -> _Function:
     )(function)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+def _remember_json(context: click.Context, _parameter: click.Parameter, value: bool) -> bool:
+    context.meta[JSON] = value
+    return value
+
+
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    callback=_remember_json,
+    help='Print JSON and nothing else; an error, too, as {"error": ...}.',
+)
 
 
 def timeout_option(help_text: str) -> Callable[[_Function], _Function]:
