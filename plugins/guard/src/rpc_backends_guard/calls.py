@@ -83,9 +83,6 @@ class Decisions:
         listed = classes | {name for rule in policy.rules for name in rule.references}
         types = {name for name in policy.types if not name.startswith(f"{names.INTERNAL}:")}
         self._in_results = {name: resolve(name) for name in listed | types} | names.exceptions()
-        for rule in policy.rules:  # a name that this worker lacks is refused at the start
-            for name in (*rule.functions, *rule.methods):
-                resolve(name)
 
     def call(self, data: bytes, peer: str | None) -> Any:
         """Return a call that torch may run.
