@@ -244,6 +244,8 @@ def test_results_of_a_malicious_callee_are_refused(
         assert (
             not any(outcome.startswith("returned") for outcome in outcomes.values()) or not guarded
         )
+        if guarded:
+            assert {line["peer"] for line in audited(policy)} == {"worker1"}
 
 
 def test_a_policy_that_only_warns_lets_pass_and_logs(policy: Path, folder: Path) -> None:

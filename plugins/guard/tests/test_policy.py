@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_guard import Policy, PolicyError, Rule, learning, read, words
+from rpc_backends_guard import Policy, PolicyError, Rule, guarding, learning, read, words
 from rpc_backends_guard.policy import matches
 
 GOOD = """
@@ -171,3 +171,29 @@ def test_a_comparison_shows_what_is_missing() -> None:
     )
     policy = Policy((Rule(("*",), functions=("m:f",), operators=("aten::add",)),))
     assert learning.missing(wanted, policy) == ["types: m:T", "functions of a: m:g"]
+
+
+@pytest.mark.parametrize(
+    ("key", "entry"),
+    [
+        ("functions", "no.such.module:f"),
+        ("functions", "os:no_such_function"),
+        ("methods", "collections:OrderedDict.no_such_method"),
+        ("references", "os:none"),
+        ("operators", "aten::none"),
+        ("operators", "aten::add.None"),
+    ],
+)
+def test_what_a_worker_does_not_have_is_named_with_its_line(
+    tmp_path: Path, key: str, entry: str
+) -> None:
+    text = f'version = 1\n[[rule]]\npeers = ["a"]\n{key} = [\n    "{entry}",\n]\n'
+    policy = read(write(tmp_path, text))
+    [problem] = guarding._unknown(policy, "ps")
+    start = f"{policy.source}:5: {entry!r} in {key!r} names what worker 'ps' does not have: "
+    assert problem.startswith(start)
+
+
+def test_what_a_worker_has_is_no_problem() -> None:
+    rule = Rule(("a",), functions=("os:getpid",), operators=("aten::add", "aten::add.Tensor"))
+    assert guarding._unknown(Policy((rule,)), "ps") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickletools
 import re
 import traceback
@@ -30,6 +31,8 @@ _TORCHS = (
 )
 #: How many functions and classes of a pickle an error looks at.
 _MOST_CLASSES = 20
+#: How many opcodes of a pickle an error looks at: a peer that is refused must not cost much time.
+_MOST_OPCODES = 2000
 #: Modules that every worker has.
 _ALWAYS_THERE = ("builtins.", "copyreg.", "torch.")
 #: The escape sequences that torch undoes in the text of an exception.
@@ -180,7 +183,7 @@ def _scanned(data: bytes) -> tuple[str, list[str], list[str]]:
     memo: list[str | None] = []
     last: str | None = None
     with contextlib.suppress(ValueError):  # malformed: what has been read is what is known
-        for opcode, argument, _ in pickletools.genops(data):
+        for opcode, argument, _ in itertools.islice(pickletools.genops(data), _MOST_OPCODES):
             if opcode.name in _TEXTS:
                 last = str(argument)
                 strings.append(last)

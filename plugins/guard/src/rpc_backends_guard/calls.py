@@ -23,6 +23,18 @@ from rpc_backends_guard.unpickling import (
 )
 
 
+def _shown(peer: str | None) -> str:
+    return repr(peer) if peer else "another worker"
+
+
+def _answering() -> str | None:
+    """Return the worker whose result this thread unpickles; None if the backend does not tell."""
+    if not torch_internals.has_current_agent():
+        return None
+    answering = getattr(torch_internals.current_agent(), "answering_worker", None)
+    return (answering and answering().strip("'")) or None
+
+
 class Permissions:
     """The rules for one worker, together.
 
@@ -71,9 +83,6 @@ class Decisions:
         listed = classes | {name for rule in policy.rules for name in rule.references}
         types = {name for name in policy.types if not name.startswith(f"{names.INTERNAL}:")}
         self._in_results = {name: resolve(name) for name in listed | types} | names.exceptions()
-        for rule in policy.rules:  # a name that this worker lacks is refused at the start
-            for name in (*rule.functions, *rule.methods):
-                resolve(name)
 
     def call(self, data: bytes, peer: str | None) -> Any:
         """Return a call that torch may run.
@@ -90,9 +99,7 @@ class Decisions:
                     return call
             return self._decide(unpickle(data, self._of_calls, problem), rules, peer)
         except GuardError as error:
-            text = (
-                f"worker {self._worker!r} refuses a call of {peer or 'another worker'!r}: {error}"
-            )
+            text = f"worker {self._worker!r} refuses a call of {_shown(peer)}: {error}"
             raise self._refused(error, peer, text) from None
 
     def result(self, data: bytes) -> Any:
@@ -107,8 +114,12 @@ class Decisions:
                 return unpickle_plain(data)
             return self._decide_result(unpickle(data, self._of_results, problem), data)
         except GuardError as error:
-            text = f"worker {self._worker!r} refuses a result, by its guard policy: {error}"
-            raise self._refused(error, None, text) from None
+            peer = _answering()
+            text = (
+                f"worker {self._worker!r} refuses a result of {_shown(peer)}, by its guard "
+                f"policy: {error}"
+            )
+            raise self._refused(error, peer, text) from None
 
     def _plain_call(self, data: bytes, real: Any) -> Any:
         """Return a call of a listed function with plain values and tensors; None for any other.
@@ -238,7 +249,7 @@ class Decisions:
         real = unpickled.place(kind, self._in_results.get)
         unpickled.check_all_placed()
         if not isinstance(real, type) or not issubclass(real, Exception):
-            self._audit.write("without type", None, "types", str(name_of(kind)))
+            self._audit.write("without type", _answering(), "types", str(name_of(kind)))
             real = RuntimeError
         return torch_internals.remote_exception(text, real)
 
@@ -271,8 +282,7 @@ class Decisions:
 
     def _refuse_later(self, error: GuardError, peer: str | None) -> None:
         """Refuse a call that torch runs already."""
-        caller = repr(peer) if peer else "another worker"
-        text = f"worker {self._worker!r} refuses a call of {caller}: {error}"
+        text = f"worker {self._worker!r} refuses a call of {_shown(peer)}: {error}"
         refused = self._refused(error, peer, text)
         if self._policy.enforces:
             raise refused

@@ -7,6 +7,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from rpc_backends_agents import (
     RequestPolicy,
     RequestRule,
@@ -18,8 +20,8 @@ from rpc_backends_core.spi import RefusedError, torch_internals
 from rpc_backends_guard import learning, names
 from rpc_backends_guard.audit import Audit
 from rpc_backends_guard.calls import Decisions
-from rpc_backends_guard.policy import EVERY, Policy, PolicyError, Rule
-from rpc_backends_guard.unpickling import GuardError
+from rpc_backends_guard.policy import EVERY, Policy, PolicyError, Rule, place
+from rpc_backends_guard.unpickling import GuardError, resolve
 
 logger = logging.getLogger("rpc_backends.guard")
 
@@ -46,15 +48,11 @@ def start(agent: Any, backend: str, policy: Policy) -> Any:
             f"prove who they are: {backend or 'this backend'} has no certificates. Start ZEROMQ with "
             "certificates (RPC_BACKENDS_ZEROMQ_CERTIFICATE), or remove both from the policy."
         )
+    problems = _unknown(policy, worker)
+    if problems:
+        raise PolicyError("\n".join(problems))
     audit = Audit(policy.audit, worker)
-    try:
-        decisions = Decisions(policy, worker, audit, is_partial=inner is None)
-    except (ImportError, AttributeError) as error:
-        audit.close()
-        raise PolicyError(
-            f"{policy.source} names what worker {worker!r} does not have: {error}. Correct the name, or "
-            "remove it."
-        ) from error
+    decisions = Decisions(policy, worker, audit, is_partial=inner is None)
     if inner is None:
         logger.warning(
             "the guard of RPC worker %r is partial on %s: operators, TorchScript, values of RRefs, "
@@ -106,6 +104,42 @@ def stop() -> None:
     """Unpickle as torch does, in groups that start from now on."""
     describe_guard("")
     torch_internals.set_unpickler(None)
+
+
+def _unknown(policy: Policy, worker: str) -> list[str]:
+    """Return a line for each entry for which this worker has nothing."""
+    named = [
+        (name, key)
+        for rule in policy.rules
+        for key in ("functions", "methods", "references", "operators")
+        for name in getattr(rule, key)
+    ]
+    named += [(name, "types") for name in policy.types if not name.startswith(f"{names.INTERNAL}:")]
+    problems = []
+    for name, key in dict.fromkeys(named):
+        try:
+            if key == "operators":
+                _find_operator(name)
+            else:
+                resolve(name)
+        except Exception as error:  # a module may raise any when it is imported
+            problems.append(
+                f"{place(policy, name)}: {name!r} in {key!r} names what worker {worker!r} does not have: "
+                f"{error}. Correct the name, or remove it."
+            )
+    return problems
+
+
+def _find_operator(name: str) -> None:
+    operator, _, overload = name.partition(".")
+    found = [schema.overload_name for schema in torch._C._jit_get_schemas_for_operator(operator)]
+    if not found:
+        raise LookupError("torch has no such operator")
+    if overload and overload not in found:
+        known = ", ".join(filter(None, found))
+        raise LookupError(
+            f"the operator has no such overload; it has {known or 'none with a name'}"
+        )
 
 
 def _proves_names(agent: Any) -> bool:

@@ -39,8 +39,8 @@ def rpc_backends_terms() -> GroupTerm | None:
         f"{'enforced' if rules.enforces else 'only logged'}, sha256 {rules.digest}",
         demand,
         f"Install rpc-backends-guard there and set {POLICY} to the policy file"
-        f"{', the same for all workers' if demand == 'same' else ''}, or remove require_guard from the "
-        "policy.",
+        f"{', the same for all workers' if demand == 'same' else ''}, or remove "
+        f"{'same_policy' if demand == 'same' else 'require_guard'} from the policy.",
     )
 
 

@@ -185,6 +185,21 @@ def read(path: str | Path) -> Policy:
     return _Reader(file, data.decode("utf-8")).policy(parsed, hashlib.sha256(data).hexdigest())
 
 
+def place(policy: Policy, entry: str) -> str:
+    """Return file and line of an entry, or where the policy is from if it has none."""
+    try:
+        lines = Path(policy.source).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):  # made in Python, or removed
+        return policy.source
+    return _place(policy.source, lines, entry)
+
+
+def _place(file: str, lines: list[str], key: str) -> str:
+    word = re.compile(rf"(?<![\w.:*@]){re.escape(key)}(?![\w.:*])")
+    line = next((n for n, text in enumerate(lines, 1) if word.search(text)), None)
+    return f"{file}:{line}" if line else file
+
+
 class _Reader:
     """Checks a parsed file, and collects all problems with their lines."""
 
@@ -330,7 +345,5 @@ class _Reader:
                 self._problem(key, f"is no key of {where}; allowed are {', '.join(allowed)}")
 
     def _problem(self, key: str, text: str) -> None:
-        word = re.compile(rf"(?<![\w.:*@]){re.escape(key)}(?![\w.:*])")
-        line = next((n for n, text in enumerate(self._lines, 1) if word.search(text)), None)
-        place = f"{self._file}:{line}" if line else str(self._file)
+        place = _place(str(self._file), self._lines, key)
         self._problems.append(f"{place}: {key!r} {text}.")
