@@ -510,6 +510,12 @@ def pickled_classes() -> dict[str, type]:
     return {kind.__name__: kind for kind in (rpc.internal.PythonUDF, rpc.internal.RemoteException)}
 
 
+def overloads(operator: str) -> list[str]:
+    """Return the names of the overloads of an operator; an empty list if torch has no such operator."""
+    schemas: Any = torch._C._jit_get_schemas_for_operator(operator)
+    return [schema.overload_name for schema in schemas]
+
+
 def receivers() -> dict[str, Callable[[Any], Any]]:
     """Return what unpickles tensors, RRefs and modules of TorchScript, by the names in pickles."""
     pickler = rpc.internal._InternalRPCPickler
