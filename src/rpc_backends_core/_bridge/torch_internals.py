@@ -180,6 +180,12 @@ NAMES = (
         _LATER,
     ),
     PrivateName(
+        "torch._C._jit_get_schemas_for_operator",
+        "which overloads an operator has, to check a guard policy",
+        "init_rpc fails with a guard policy that lists operators",
+        _LATER,
+    ),
+    PrivateName(
         "torch._utils._rebuild_parameter",
         "how a pickle holds an nn.Parameter",
         "init_rpc fails with a guard policy",
