@@ -151,6 +151,21 @@ def test_check_explains_a_policy_and_warns(tmp_path: Path) -> None:
     assert "warning: builtins:eval lets its caller run anything. Remove it." in done.stderr
 
 
+@pytest.mark.parametrize(("method", "status"), [("__setstate__", 1), ("other", 0)])
+def test_check_warns_of_a_class_that_unpickles_itself(
+    tmp_path: Path, method: str, status: int
+) -> None:
+    """The module is not imported; with --strict a warning ends the command with status 1."""
+    (tmp_path / "pack").mkdir()
+    source = f"raise SystemExit(3)\nclass A:\n    class B:\n        def {method}(self): pass\n"
+    (tmp_path / "pack" / "mod.py").write_text(source)
+    (tmp_path / "pack" / "__init__.py").touch()
+    (tmp_path / "policy.toml").write_text('version = 1\ntypes = ["pack.mod:A.B"]\n')
+    done = guard(tmp_path, "check", "--strict", "policy.toml")
+    assert done.returncode == status, done.stdout + done.stderr
+    assert ("warning: pack.mod:A.B has a __setstate__ of its own" in done.stderr) == bool(status)
+
+
 def test_check_shows_every_problem_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text("version = 2\nmoed = 1\n")
     done = guard(tmp_path, "check", "policy.toml", "--json")

@@ -180,6 +180,12 @@ NAMES = (
         _LATER,
     ),
     PrivateName(
+        "torch._C._jit_get_schemas_for_operator",
+        "which overloads an operator has, to check a guard policy",
+        "init_rpc fails with a guard policy that lists operators",
+        _LATER,
+    ),
+    PrivateName(
         "torch._utils._rebuild_parameter",
         "how a pickle holds an nn.Parameter",
         "init_rpc fails with a guard policy",
@@ -508,6 +514,12 @@ def call_parts(call: Any) -> tuple[Any, Any, Any] | None:
 def pickled_classes() -> dict[str, type]:
     """Return the classes of torch's that a call and an exception are pickled as, by their names."""
     return {kind.__name__: kind for kind in (rpc.internal.PythonUDF, rpc.internal.RemoteException)}
+
+
+def overloads(operator: str) -> list[str]:
+    """Return the names of the overloads of an operator; an empty list if torch has no such operator."""
+    schemas: Any = torch._C._jit_get_schemas_for_operator(operator)
+    return [schema.overload_name for schema in schemas]
 
 
 def receivers() -> dict[str, Callable[[Any], Any]]:

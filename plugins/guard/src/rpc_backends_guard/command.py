@@ -31,9 +31,10 @@ def command() -> None:
 
 @command.command("check")
 @click.argument("file", type=_PATH)
+@click.option("--strict", is_flag=True, help="Exit with status 1 if there is a warning.")
 @json_option
 @debug_option
-def check(file: Path, as_json: bool) -> None:
+def check(file: Path, strict: bool, as_json: bool) -> None:
     """Check a policy, explain it in words, and warn of entries that give everything away.
 
     If the file is wrong, prints every problem with its line and exits with status 1.
@@ -59,12 +60,13 @@ def check(file: Path, as_json: bool) -> None:
                 "warnings": warnings,
             }
         )
-        return
+        raise click.exceptions.Exit(int(strict and bool(warnings)))
     click.echo(f"{file}: {len(policy.rules)} rules, sha256 {policy.digest}")
     for line in explained:
         click.echo(line)
     for line in warnings:
         click.echo(f"warning: {line}", err=True)
+    raise click.exceptions.Exit(int(strict and bool(warnings)))
 
 
 @command.command("learn", context_settings={"ignore_unknown_options": True})

@@ -7,8 +7,6 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from rpc_backends_agents import (
     RequestPolicy,
     RequestRule,
@@ -132,7 +130,7 @@ def _unknown(policy: Policy, worker: str) -> list[str]:
 
 def _find_operator(name: str) -> None:
     operator, _, overload = name.partition(".")
-    found = [schema.overload_name for schema in torch._C._jit_get_schemas_for_operator(operator)]
+    found = torch_internals.overloads(operator)
     if not found:
         raise LookupError("torch has no such operator")
     if overload and overload not in found:

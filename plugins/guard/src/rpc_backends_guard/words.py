@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 from rpc_backends_guard.policy import Policy, Rule
 
@@ -28,7 +31,8 @@ _GIVE_AWAY = frozenset(
         "pty",
         "shutil",
         "socket",
-        "builtins",
+        "cProfile",
+        "profile",
         "functools",
         "operator",
         "multiprocessing",
@@ -44,6 +48,24 @@ _GIVE_AWAY = frozenset(
         "inspect",
     ]
 )
+#: Functions of Python that do so; its others do not.
+_OF_PYTHON = frozenset(
+    f"builtins:{name}"
+    for name in (
+        "__import__",
+        "breakpoint",
+        "compile",
+        "delattr",
+        "eval",
+        "exec",
+        "filter",
+        "getattr",
+        "map",
+        "open",
+        "setattr",
+        "type",
+    )
+)
 #: Functions of torch that do so, too.
 _OF_TORCH = frozenset(
     (
@@ -55,6 +77,9 @@ _OF_TORCH = frozenset(
         "torch.distributed.nn.api.remote_module:_instantiate_template",
         "torch.distributed.rpc.internal:_InternalRPCPickler._script_module_receiver",
         "torch.distributed.rpc.internal:_run_function",
+        "torch.distributed.rpc.internal:deserialize",
+        "torch.utils.cpp_extension:load",
+        "torch.utils.cpp_extension:load_inline",
     )
 )
 #: Functions of torch that call what they get.
@@ -67,8 +92,19 @@ _CALL_ANYTHING = frozenset(
 )
 #: Classes whose objects are, or copy, more than their pickles hold.
 _OF_ANY_SIZE = frozenset(("builtins:range", "builtins:ExceptionGroup"))
-#: Operators that read or write files.
-_FILES = frozenset(("aten::from_file", "aten::save"))
+_FILES = "reads and writes files that its caller chooses"
+_CALLS = "calls other workers in the name of this one"
+#: What operators do that no policy should permit.
+_OPERATORS = {
+    "aten::from_file": _FILES,
+    "aten::save": _FILES,
+    "aten::set_": "changes which memory a tensor uses",
+    "prim::rpc_sync": _CALLS,
+    "prim::rpc_async": _CALLS,
+    "prim::rpc_remote": _CALLS,
+}
+#: The methods that run when a pickle makes an object, or when it ends.
+_STATE = ("__setstate__", "__reduce__", "__reduce_ex__", "__del__")
 
 
 def explain(policy: Policy) -> list[str]:
@@ -120,8 +156,8 @@ def warnings(policy: Policy) -> list[str]:
             if _gives_away(name):
                 found.append(f"{name} lets its caller run anything. Remove it.")
         for name in rule.operators:
-            if name.partition(".")[0] in _FILES:
-                found.append(f"{name} reads and writes files that its caller chooses. Remove it.")
+            if harm := _OPERATORS.get(name.partition(".")[0]):
+                found.append(f"{name} {harm}. Remove it.")
         if "*" in rule.peers and (rule.functions or rule.methods):
             found.append("a rule for '*' holds for every member; name the workers that need it.")
     for name in policy.types:
@@ -138,18 +174,22 @@ def warnings(policy: Policy) -> list[str]:
 
 def _gives_away(name: str) -> bool:
     module = name.partition(":")[0]
-    is_exception = module == "builtins" and name.endswith(("Error", "Exception", "Warning"))
     return (
-        (module.partition(".")[0] in _GIVE_AWAY and not is_exception)
+        module.partition(".")[0] in _GIVE_AWAY
+        or module == "logging.config"
+        or name in _OF_PYTHON
         or name in _OF_TORCH
         or name in _CALL_ANYTHING
     )
 
 
 def _reduces(name: str) -> str:
-    """Return what a class does when it is unpickled; looks only at modules that are imported."""
+    """Return what a class does when it is unpickled; imports nothing."""
     module, _, qualname = name.partition(":")
     value = sys.modules.get(module)
+    if value is None:
+        own = _written_methods(module, qualname)
+        return f"has a {' and a '.join(own)} of its own" if own else ""
     for part in qualname.split("."):
         value = getattr(value, part, None)
     if value is None:
@@ -158,7 +198,36 @@ def _reduces(name: str) -> str:
         return "is a function, which a message may call with any arguments"
     own = [
         method
-        for method in ("__setstate__", "__reduce__", "__reduce_ex__", "__del__")
+        for method in _STATE
         if any(method in vars(base) for base in value.__mro__ if base.__module__ != "builtins")
     ]
     return f"has a {' and a '.join(own)} of its own" if own else ""
+
+
+def _written_methods(module: str, qualname: str) -> list[str]:
+    """Return which of the methods for pickle the source of a class defines, without its bases."""
+    places: list[str] | None = [str(Path.cwd()), *sys.path]
+    spec = None
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:count]), places)
+        if spec is None:
+            return []
+        places = spec.submodule_search_locations
+        if places is None and count < len(parts):
+            return []
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return []
+    try:
+        body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return []
+    for part in qualname.split("."):
+        classes = [
+            each.body for each in body if isinstance(each, ast.ClassDef) and each.name == part
+        ]
+        if not classes:
+            return []
+        body = classes[-1]
+    defined = {each.name for each in body if isinstance(each, ast.FunctionDef)}
+    return [method for method in _STATE if method in defined]
