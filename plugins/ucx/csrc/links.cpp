@@ -481,10 +481,7 @@ void Links::send(int peer, Parts parts) {
 }
 
 ucp_ep_h Links::endpoint_for(Link& link, const Outgoing& outgoing) {
-  if (!outgoing.is_large()) {
-    return link.endpoint;
-  }
-  if (!link.is_networked) {
+  if (!outgoing.is_large() || !link.is_networked) {
     return link.endpoint;
   }
   if (link.bulk == nullptr) {

@@ -147,9 +147,8 @@ def _run(command: list[str], report: Callable[[str], None]) -> None:
                         else f"compiling: {step[1]} %"
                     )
         except BaseException:  # a signal to this process
-            os.killpg(
-                process.pid, signal.SIGKILL
-            )  # it has not been waited for, so the id is its own
+            # The process has not been waited for, so the id is its own.
+            os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode:
         shown = "".join(output[-_SHOWN:]).rstrip()

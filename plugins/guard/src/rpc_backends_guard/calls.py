@@ -92,7 +92,7 @@ class Decisions:
         depth, size, keys = self._limits
         problem, function = check_pickle(data, depth, size, keys)
         try:
-            rules = self._permissions.get(peer) or self._of(peer)
+            rules = self._of(peer)
             if function:
                 call = self._plain_call(data, rules.functions.get(function))
                 if call is not None:

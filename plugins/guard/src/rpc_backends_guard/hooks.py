@@ -47,16 +47,11 @@ def rpc_backends_terms() -> GroupTerm | None:
 @hookimpl(wrapper=True)
 def rpc_backends_init_backend() -> Generator[None, Any, Any]:
     """Tell the backend which identities may have which names, before workers prove them."""
-    file = os.environ.get(POLICY, "")
-    if file or in_use is not None:
-        from rpc_backends_guard import identities, policy
+    source = _source()
+    if source is not None and source != LEARN:
+        from rpc_backends_guard import identities
 
-        try:
-            rules = policy.read(file) if file else in_use
-        except policy.PolicyError as error:
-            raise RefusedError(str(error)) from None
-        assert rules is not None
-        identities.use(rules, file)
+        identities.use(_policy(source), os.environ[POLICY] if source == POLICY else "")
     elif f"{__package__}.identities" in sys.modules:  # an earlier group had a policy
         from rpc_backends_guard import identities
 
