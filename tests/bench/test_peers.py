@@ -103,7 +103,7 @@ def measured(ended: Any, label: str) -> set[str]:
 @pytest.mark.parametrize(
     "rows",
     [
-        ("latency.noop", "throughput.inflight"),
+        ("latency.noop",),
         pytest.param(sorted({*peers.ROWS} - {"size.echo"}), marks=pytest.mark.thorough, id="more"),
     ],
 )

@@ -68,14 +68,18 @@ def _forks() -> Forks:
 
 
 def run_module(module: str, *arguments: str, env: Mapping[str, str], cwd: Path) -> Ended:
-    """Do what ``python -m`` does, in a process that is forked from one that has imported torch."""
+    """Do what ``python -m`` does, in a process that is forked from one that has imported torch.
+
+    The process ends at once, so this is for modules that are tested for what they do before their exit.
+    """
     code = _BEGIN.format(install=INSTALL_PLUGINS) + _RUN_MODULE.format(module=module)
-    return _forks().run(code, [module, *arguments], env=env, cwd=cwd)
+    return _forks().run(code, [module, *arguments], env=env, cwd=cwd, ends_at_once=True)
 
 
 def run_code(code: str, *arguments: str, env: Mapping[str, str], cwd: Path) -> Ended:
     """Do what ``python -c`` does, in a process that is forked from one that has imported torch."""
-    return _forks().run(f"{INSTALL_PLUGINS}\n{code}", ["-c", *arguments], env=env, cwd=cwd)
+    code = f"{INSTALL_PLUGINS}\n{code}"
+    return _forks().run(code, ["-c", *arguments], env=env, cwd=cwd, ends_at_once=True)
 
 
 def run_python(
