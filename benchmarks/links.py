@@ -10,7 +10,8 @@ Worker 0 calls worker 1 over a link of 1 Gbit/s between two network namespaces, 
   router in user space, over two TUN devices, delays the packets, because not every kernel has `netem`.
 
 A side is a backend with options: `ZEROMQ:secret` (TLS), `ZEROMQ:plain`, `UCX`, `TENSORPIPE@torch`, and
-`ZEROMQ:secret:bulk_connections=4`. The sides take turns.
+`ZEROMQ:secret:bulk_connections=4`. The side `socket` (only *small beside large*) is the limit: 64 bytes
+there and back on one bare TCP connection, beside 64 MiB on another. The sides take turns.
 
     python benchmarks/links.py mixed                  # between hosts and within one, all sides
     python benchmarks/links.py hosts --rounds 7       # with the ratios to the first side
@@ -26,6 +27,7 @@ import heapq
 import json
 import os
 import select
+import socket
 import statistics
 import struct
 import subprocess
@@ -34,7 +36,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,9 @@ def _options(side: str, address: str, secret: str, *, within: bool) -> tuple[str
 
 def work(rank: int, side: str, address: str, secret: str, what: str, out: str) -> None:
     """Be a worker; worker 0 measures and writes the values."""
+    if side == "socket":
+        _be_bare(rank, address, out)
+        return
     import torch
     from torch.distributed import rpc
 
@@ -237,14 +242,12 @@ def work(rank: int, side: str, address: str, secret: str, what: str, out: str) -
     rpc.shutdown()
 
 
-def _times(to: str, count: int, seconds: float) -> list[float]:
-    from torch.distributed import rpc
-
+def _times(call: Callable[[], object], count: int, seconds: float) -> list[float]:
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < count and time.perf_counter() < end:
         begin = time.perf_counter()
-        rpc.rpc_sync(to, _noop)
+        call()
         times.append(time.perf_counter() - begin)
     return times
 
@@ -263,28 +266,96 @@ def _measure_mixed() -> dict[str, dict[str, float]]:
     from torch.distributed import rpc
 
     large = torch.ones(64 * MIB // 4)
+    return _beside(
+        {
+            "same peer": lambda: rpc.rpc_sync("worker1", _noop),
+            "other peer": lambda: rpc.rpc_sync("worker2", _noop),
+        },
+        lambda: rpc.rpc_sync("worker1", _echo, (large,)),
+    )
+
+
+def _beside(
+    small: dict[str, Callable[[], object]], large: Callable[[], object]
+) -> dict[str, dict[str, float]]:
+    """Time each small call alone, and while another thread makes the large one in a loop."""
     values = {}
-    rpc.rpc_sync("worker1", _echo, (large,))
-    for to, label in (("worker1", "same peer"), ("worker2", "other peer")):
-        _times(to, 100, 5)
-        values[f"{label}, alone"] = _summary(_times(to, 1000, 4))
+    large()
+    for label, call in small.items():
+        _times(call, 100, 5)
+        values[f"{label}, alone"] = _summary(_times(call, 1000, 4))
     ends, echoes = threading.Event(), [0]
 
     def echo() -> None:
         while not ends.is_set():
-            rpc.rpc_sync("worker1", _echo, (large,))
+            large()
             echoes[0] += 1
 
     thread = threading.Thread(target=echo)
     begin = time.perf_counter()
     thread.start()
-    for to, label in (("worker1", "same peer"), ("worker2", "other peer")):
-        values[f"{label}, beside 64 MiB"] = _summary(_times(to, 2000, 8))
+    for label, call in small.items():
+        values[f"{label}, beside 64 MiB"] = _summary(_times(call, 2000, 8))
     seconds = time.perf_counter() - begin
     ends.set()
     thread.join()
     values["echoes of 64 MiB"] = {"per second": echoes[0] / seconds}
     return values
+
+
+def _be_bare(rank: int, address: str, out: str) -> None:
+    """Measure or serve the side `socket`: worker 1 sends what it gets back, on each connection."""
+    port, no_delay = 29612, (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if rank == 0:
+        with socket.create_server((address, port)) as listener:
+            channels = [listener.accept()[0] for _ in range(2)]
+        for channel in channels:
+            channel.setsockopt(*no_delay)
+        small, large = bytearray(64), bytearray(64 * MIB)
+        values = _beside(
+            {"same peer": lambda: _echo_bare(channels[0], small)},
+            lambda: _echo_bare(channels[1], large),
+        )
+        Path(out).write_text(json.dumps(values))
+    elif rank == 1:
+        threads = []
+        for size in (64, 64 * MIB):
+            channel = _connect((address, port))
+            channel.setsockopt(*no_delay)
+            threads.append(threading.Thread(target=_serve_bare, args=(channel, bytearray(size))))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def _connect(to: tuple[str, int]) -> socket.socket:
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(to)
+        time.sleep(0.05)
+
+
+def _echo_bare(channel: socket.socket, message: bytearray) -> None:
+    channel.sendall(message)
+    if not _fill(channel, message):
+        raise ConnectionError("the other side has closed the connection")
+
+
+def _serve_bare(channel: socket.socket, message: bytearray) -> None:
+    while _fill(channel, message):
+        channel.sendall(message)
+
+
+def _fill(channel: socket.socket, message: bytearray) -> bool:
+    """Receive a whole message; return whether the other side has sent one."""
+    rest = memoryview(message)
+    while rest:
+        size = channel.recv_into(rest)
+        if size == 0:
+            return False
+        rest = rest[size:]
+    return True
 
 
 def _processor_s() -> float:

@@ -1,5 +1,8 @@
 #include "endpoints.h"
 
+#include <iterator>
+#include <new>
+
 namespace rpc_backends::ucx {
 
 namespace {
@@ -38,7 +41,13 @@ void Endpoints::open(int peer, const std::string& address, const std::string& pr
 }
 
 void Endpoints::close(ucp_ep_h endpoint) {
+  const int peer = peer_of(endpoint);
   peers_.erase(endpoint);
+  force(endpoint, peer);
+}
+
+void Endpoints::force(ucp_ep_h endpoint, int peer) {
+  before_close_(peer);
   ucp_request_param_t param = counted_by(closing_);
   param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -50,11 +59,34 @@ void Endpoints::close(ucp_ep_h endpoint) {
   }
 }
 
-void Endpoints::flush(ucp_ep_h endpoint) {
-  const ucp_request_param_t param = counted_by(flushing_);
-  ++flushing_;
-  if (!is_in_progress(ucp_ep_flush_nbx(endpoint, &param))) {
-    --flushing_;
+void Endpoints::close_flushed(ucp_ep_h endpoint, Clock::time_point until) {
+  const int peer = peer_of(endpoint);
+  peers_.erase(endpoint);
+  Flushing* flushing = nullptr;
+  try {
+    flushing = &flushing_.emplace_back(Flushing{endpoint, peer, until});
+  } catch (const std::bad_alloc&) {
+    force(endpoint, peer);
+    return;
+  }
+  const ucp_request_param_t param = counted_by(flushing->pending);
+  ++flushing->pending;
+  if (is_in_progress(ucp_ep_flush_nbx(endpoint, &param))) {
+    inbox_.nudge();
+  } else {
+    --flushing->pending;
+    close_due(Clock::time_point::min());
+  }
+}
+
+void Endpoints::close_due(Clock::time_point now) {
+  for (auto flushing = flushing_.begin(); flushing != flushing_.end();) {
+    if (!flushing->is_closed && (flushing->pending == 0 || flushing->until <= now)) {
+      flushing->is_closed = true;
+      force(flushing->endpoint, flushing->peer);
+    }
+    // UCX completes a flush at the latest some time after the endpoint is closed.
+    flushing = flushing->is_closed && flushing->pending == 0 ? flushing_.erase(flushing) : std::next(flushing);
   }
 }
 

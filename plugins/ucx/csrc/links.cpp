@@ -20,6 +20,8 @@ constexpr std::chrono::milliseconds kLongestPause{5000};
 constexpr std::chrono::seconds kCopyTime{5};
 // Copying parts into the header of an active message is worth it up to this many bytes.
 constexpr size_t kLongestHeader = 6144;
+// How long a connection stays open for a goodbye that has not left.
+constexpr std::chrono::seconds kPartingTime{5};
 // When the transport is closed: how long goodbyes may take at least, and how long UCX may take to close its endpoints.
 constexpr std::chrono::milliseconds kGoodbyeTime{200};
 constexpr std::chrono::seconds kCloseTime{1};
@@ -36,8 +38,9 @@ std::string text_of(const Proof& proof) {
 Links::Links(const Services& services, Worker& worker)
     : services_(services),
       worker_(worker),
-      endpoints_(worker, services.inbox,
-                 [this](ucp_ep_h endpoint, ucs_status_t status) { on_error(endpoint, status); }),
+      endpoints_(
+          worker, services.inbox, [this](ucp_ep_h endpoint, ucs_status_t status) { on_error(endpoint, status); },
+          [this](int peer) { finish_copies(peer); }),
       outbox_({services.settings, services.counters, services.inbox, services.releaser, services.timers,
                services.device_memory}),
       arrivals_(*this, worker, services.inbox, services.counters, services.device_memory),
@@ -103,9 +106,7 @@ void Links::forget(int peer) {
   if (link == nullptr) {
     return;
   }
-  say_goodbye(*link, false, "the worker has removed this one from its group");
-  end_incoming(*link);
-  close_endpoints(*link);
+  part(*link, false, "the worker has removed this one from its group");
   processes_.forget(link->peer);
   proofs_.erase(text_of(link->credentials.their_proof));
   links_.erase(peer);
@@ -210,6 +211,9 @@ void Links::admit(int peer, const Greeting& greeting) {
   }
   const bool knows_ours = link->endpoint != nullptr && greeting.about == link->token;
   if (link->endpoint == nullptr) {
+    if (closing_) {
+      return;
+    }
     try {
       open(*link);
     } catch (const TransportError& error) {
@@ -317,17 +321,38 @@ void Links::close_endpoints(Link& link) {
   if (link.endpoint == nullptr) {
     return;
   }
-  // UCX aborts the process if an endpoint is destroyed while it copies from the peer's memory.
-  for (const auto end = Clock::now() + kCopyTime; arrivals_.is_fetching(link.peer) && Clock::now() < end;) {
-    if (ucp_worker_progress(worker_.get()) == 0) {
-      break;  // it waits for the peer, and does not copy
-    }
-  }
   if (link.bulk != nullptr) {
     endpoints_.close(std::exchange(link.bulk, nullptr));
   }
   endpoints_.close(std::exchange(link.endpoint, nullptr));
   link.token = Token();
+}
+
+void Links::finish_copies(int peer) {
+  // UCX aborts the process if an endpoint is destroyed while it copies from the peer's memory.
+  for (const auto end = Clock::now() + kCopyTime; arrivals_.is_fetching(peer) && Clock::now() < end;) {
+    if (ucp_worker_progress(worker_.get()) == 0) {
+      break;  // it waits for the peer, and does not copy
+    }
+  }
+}
+
+void Links::part(Link& link, bool comes_back, const std::string& reason) {
+  end_incoming(link);
+  if (link.endpoint == nullptr) {
+    return;
+  }
+  say_goodbye(link, comes_back, reason);
+  const auto until = Clock::now() + kPartingTime;
+  // A goodbye that UCX cannot send at once would be dropped with the endpoint.
+  endpoints_.close_flushed(std::exchange(link.endpoint, nullptr), until);
+  if (link.bulk != nullptr) {
+    endpoints_.close(std::exchange(link.bulk, nullptr));
+  }
+  link.token = Token();
+  if (endpoints_.is_flushing()) {
+    services_.timers.at(until, [this] { endpoints_.close_due(Clock::now()); });
+  }
 }
 
 void Links::say_goodbye(Link& link, bool comes_back, const std::string& reason, bool on_both) {
@@ -369,8 +394,7 @@ void Links::reject(int peer, const std::string& reason) {
   }
   ++services_.counters.rejected;
   services_.callback_thread.report("the connection to " + called(peer) + " is closed: " + reason);
-  say_goodbye(*link, true, "it has closed the connection: " + reason);
-  end_incoming(*link);
+  part(*link, true, "it has closed the connection: " + reason);
   lose(*link, "rejected: " + reason, false);
 }
 
@@ -382,18 +406,15 @@ void Links::close(Clock::time_point deadline) {
   });
   for (auto& [peer, link] : links_) {
     say_goodbye(*link, false, "it has closed the connection", true);
-    for (const ucp_ep_h endpoint : {link->endpoint, link->bulk}) {
+    for (const ucp_ep_h endpoint : {std::exchange(link->endpoint, nullptr), std::exchange(link->bulk, nullptr)}) {
       if (endpoint != nullptr) {
-        endpoints_.flush(endpoint);
+        endpoints_.close_flushed(endpoint, Clock::time_point::max());
       }
     }
-  }
-  // An endpoint that is closed by force drops what has not left, so wait for the goodbyes.
-  progress_until(std::max(deadline, Clock::now() + kGoodbyeTime), [this] { return !endpoints_.is_flushing(); });
-  for (auto& [peer, link] : links_) {
-    close_endpoints(*link);
     processes_.forget(link->peer);
   }
+  progress_until(std::max(deadline, Clock::now() + kGoodbyeTime), [this] { return !endpoints_.is_flushing(); });
+  endpoints_.close_due(Clock::time_point::max());
   progress_until(Clock::now() + kCloseTime, [this] { return !endpoints_.is_closing(); });
 }
 
@@ -438,8 +459,7 @@ void Links::end_broken() {
   for (auto& [peer, link] : links_) {
     if (link->is_broken) {
       const std::string reason = "not enough memory for a message";
-      say_goodbye(*link, true, "it has closed the connection: " + reason);
-      end_incoming(*link);
+      part(*link, true, "it has closed the connection: " + reason);
       lose(*link, reason, true);
       link->is_broken = false;
     }
@@ -514,6 +534,9 @@ bool Links::progress() {
   }
   busy = do_later() || busy;
   busy = strangers_.finish_lookups() || busy;
+  if (endpoints_.is_flushing()) {
+    endpoints_.close_due(Clock::now());
+  }
   return arrivals_.deliver_fetched() || busy;
 }
 

@@ -113,7 +113,11 @@ class Links final : Arrivals::Owner {
   void report_found(Link& link);
   void report_lost(Link& link, const std::string& reason);
   void end_incoming(Link& link);
+  // Says goodbye, and closes the endpoints once it has left.
+  void part(Link& link, bool comes_back, const std::string& reason);
   void close_endpoints(Link& link);
+  // Lets UCX finish what it copies from the memory of this peer.
+  void finish_copies(int peer);
   void schedule_retry(Link& link);
   wire::Token new_token();
 

@@ -298,6 +298,24 @@ def test_a_rejected_peer_is_lost_then_found() -> None:
         one.close(1)
 
 
+@pytest.mark.parametrize("media", ["shm", "tcp"])
+@pytest.mark.parametrize("length", [30, 40, 400])
+def test_a_rejected_peer_is_told_a_reason_of_any_length(media: str, length: int) -> None:
+    """UCX sends only short messages at once while it still sets up the connection in both directions."""
+    me, peer = pair(trusted=media == "tcp")
+    me.send(1, [b"hello"], False)
+    next_event(peer, me)
+    reason = "x" * length
+
+    peer.reject(0, reason)
+
+    seen = events_of(me, peer, count=4)
+    assert seen[0][0][::3] == ("lost", f"it has closed the connection: {reason}")
+    assert [[event[0] for event in one] for one in seen] == [["lost", "found"], ["lost", "found"]]
+    for one in (me, peer):
+        one.close(1)
+
+
 def test_a_rejected_peer_that_has_answered_connects_again() -> None:
     """UCX watches its shared memory again after the last connection over it has ended."""
     me, peer = pair()

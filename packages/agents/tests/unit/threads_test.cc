@@ -265,6 +265,18 @@ TEST(Blocks, GetHugePagesWhenTheyAreLargeAndUsedOften) {
   std::memset(const_cast<void*>(huge.data), 'b', kSize);
 }
 
+TEST(Blocks, GetHugePagesIfTheirSizeWasUsedOftenAndNoneWasKept) {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) {
+    GTEST_SKIP() << "this kernel has no huge pages for anonymous memory";
+  }
+  constexpr size_t kSize = blocks::kMostHuge + (size_t{5} << 20);
+  for (int used = 0; used < blocks::kOften; ++used) {
+    EXPECT_FALSE(asks_for_huge_pages(take_block(kSize, true).data)) << used;
+    (void)take_block(blocks::kKept);  // in the place of all others
+  }
+  EXPECT_TRUE(asks_for_huge_pages(take_block(kSize, true).data));
+}
+
 TEST(Blocks, KeepSmallPagesForAnEngineThatDoesNotGainByHugeOnes) {
   constexpr size_t kSize = blocks::kMostHuge * 3;
   const void* const first = take_block(kSize).data;

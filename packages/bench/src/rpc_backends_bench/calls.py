@@ -68,9 +68,11 @@ def measure_sizes(
             listener.describe("starting pairs of workers")
             _add_pairs(processes, plan, subjects, rng)
             processes.add(bare := Baselines(), bare.start)
-            for turn in range(plan.size_rounds):
-                one_round = _Round(plan, processes, rng, results, listener, (number, turn))
-                for length in plan.sizes:
+            # All rounds of one size follow each other. Between rounds with other sizes, each round would
+            # measure the first messages of its size, for which engines take new memory.
+            for length in plan.sizes:
+                for turn in range(plan.size_rounds):
+                    one_round = _Round(plan, processes, rng, results, listener, (number, turn))
                     for row in rows:
                         one_round.size(row.id, length)
             _shut_down(processes)

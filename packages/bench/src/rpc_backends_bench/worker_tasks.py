@@ -173,14 +173,12 @@ def size(me: WorkerContext, kind: str, length: int, calls: int, seconds: float) 
 
     :param kind: ``oneway``, or ``echo`` for there and back.
     """
-    import torch
     from torch.distributed.rpc import rpc_sync
 
-    if me.memory.get("length") != length:
-        me.memory.update(length=length, tensor=torch.ones(length, dtype=torch.uint8))
-    tensor = me.memory["tensor"]
     function = echo if kind == "echo" else sink
-    return timed(lambda: rpc_sync("worker1", function, args=(tensor,)), calls, seconds, 1, least=2)
+    return timed_size(
+        me, length, lambda tensor: rpc_sync("worker1", function, args=(tensor,)), calls, seconds
+    )
 
 
 def processor(me: WorkerContext, callee: int, calls: int, seconds: float) -> dict[str, float]:
@@ -235,14 +233,15 @@ def timed(
 
     :param seconds: stop after this time if at least ``least`` calls were made, and after
         ``_OVERRUN_FACTOR`` times as long in any case.
-    :param unmeasured: how many calls to make first without measuring them.
+    :param unmeasured: how many calls to make first without measuring them, at most for
+        ``_OVERRUN_FACTOR`` times ``seconds``.
     """
-    end = time.perf_counter() + seconds
+    now = time.perf_counter
+    far_end = now() + _OVERRUN_FACTOR * seconds
     for _ in range(unmeasured):
         call()
-        if time.perf_counter() > end:
+        if now() > far_end:
             break
-    now = time.perf_counter
     end, far_end = now() + seconds, now() + _OVERRUN_FACTOR * seconds
     times = array("d")
     for _ in range(calls):
@@ -253,6 +252,24 @@ def timed(
         if after > far_end or (after > end and len(times) >= least):
             break
     return times
+
+
+def timed_size(
+    me: WorkerContext, length: int, send: Callable[[Any], Any], calls: int, seconds: float
+) -> array[float]:
+    """Return the times, in seconds, of sending a tensor of ``length`` bytes, the same in each call.
+
+    The first block of a size makes ``WARM_UP_CALLS`` calls first: engines take new memory for the first
+    messages of a size, and use it again for the later ones.
+    """
+    import torch
+
+    unmeasured = 1
+    if me.memory.get("length") != length:
+        me.memory.update(length=length, tensor=torch.ones(length, dtype=torch.uint8))
+        unmeasured = WARM_UP_CALLS
+    tensor = me.memory["tensor"]
+    return timed(lambda: send(tensor), calls, seconds, unmeasured, least=2)
 
 
 def _call(me: WorkerContext, kind: str) -> Callable[[], Any]:

@@ -63,14 +63,11 @@ def size(me: WorkerContext, kind: str, length: int, calls: int, seconds: float) 
 
     :param kind: ``oneway``, or ``echo`` for there and back.
     """
-    import torch
-
     callee: Callee = me.memory["callee"]
-    if me.memory.get("length") != length:
-        me.memory.update(length=length, tensor=torch.ones(length, dtype=torch.uint8))
-    tensor = me.memory["tensor"]
     function = "echo" if kind == "echo" else "sink"
-    return worker_tasks.timed(lambda: callee.call(function, tensor), calls, seconds, 1, least=2)
+    return worker_tasks.timed_size(
+        me, length, lambda tensor: callee.call(function, tensor), calls, seconds
+    )
 
 
 def _timed(call: Callable[[], Any], calls: int, seconds: float) -> array[float]:

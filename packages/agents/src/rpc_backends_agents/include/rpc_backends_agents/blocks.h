@@ -7,6 +7,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -31,9 +33,11 @@ inline constexpr size_t kLargePage = size_t{2} << 20;
 // later echoes of 64 MiB: half the processor time on UCX, whose process_vm_readv looks up each page, and the same
 // through sockets.
 inline constexpr size_t kMostHuge = size_t{16} << 20;
-// After how many uses a larger block gets huge pages. Where they must be backed first, they cost as much as about six
-// messages save.
+// After how many uses of blocks of one size the next ones get huge pages. Where they must be backed first, they cost as
+// much as about six messages save.
 inline constexpr int kOften = 4;
+// Of how many sizes uses are counted.
+inline constexpr size_t kMostSizes = 64;
 // Granularity of block sizes without huge pages.
 inline constexpr size_t kStep = size_t{64} << 10;
 // malloc() is as fast for smaller sizes.
@@ -47,7 +51,6 @@ struct Block {
   void* memory = nullptr;
   size_t size = 0;
   bool is_huge = false;
-  int uses = 0;  // before this one
 };
 
 // Returns a block without memory if there is none. A block of huge pages is aligned to them.
@@ -60,7 +63,7 @@ inline Block map(size_t size, bool huge) {
     return {};
   }
   if (!huge) {
-    return {mapped, size, false, 0};
+    return {mapped, size, false};
   }
   char* const begin = static_cast<char*>(mapped);
   const size_t before = kLargePage - reinterpret_cast<uintptr_t>(begin) % kLargePage;  // not 0
@@ -69,17 +72,22 @@ inline Block map(size_t size, bool huge) {
     munmap(begin + before + size, spare - before);
   }
   madvise(begin + before, size, MADV_HUGEPAGE);
-  return {begin + before, size, true, 0};
+  return {begin + before, size, true};
 }
 
 inline void unmap(Block block) {
   munmap(block.memory, block.size);
 }
 
+// Rounds up to whole huge pages.
+inline size_t whole_large_pages(size_t size) {
+  return (size + kLargePage - 1) / kLargePage * kLargePage;
+}
+
 // Returns a block of at least this size with huge pages instead of this one; its contents are lost. Returns this one if
 // there is no memory.
 inline Block in_huge_pages(Block block) {
-  const Block huge = map((block.size + kLargePage - 1) / kLargePage * kLargePage, true);
+  const Block huge = map(whole_large_pages(block.size), true);
   if (huge.memory == nullptr) {
     return block;
   }
@@ -107,12 +115,14 @@ class Kept {
     return {};
   }
 
-  void give(Block block) {
+  // `size`: for which it was taken.
+  void give(Block block, size_t size) {
     std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
     if (block.size > kKept || madvise(block.memory, block.size, MADV_FREE) != 0 || !lock.try_lock()) {
       unmap(block);
       return;
     }
+    count_use(size);
     blocks_.push_back(block);
     bytes_ += block.size;
     while (bytes_ > kKept) {
@@ -122,10 +132,37 @@ class Kept {
     }
   }
 
+  // Whether blocks of this size were often taken and given back, kept or not: blocks of other sizes may take the place
+  // of those that are kept.
+  bool is_used_often(size_t size) {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    return lock && std::any_of(uses_.begin(), uses_.end(),
+                               [size](const Uses& uses) { return uses.size == size && uses.count >= kOften; });
+  }
+
  private:
+  struct Uses {
+    size_t size = 0;  // for which the blocks were taken
+    int count = 0;
+  };
+
+  void count_use(size_t size) {
+    if (size <= kMostHuge) {
+      return;  // has huge pages from the start
+    }
+    auto uses = std::find_if(uses_.begin(), uses_.end(), [size](const Uses& of) { return of.size == size; });
+    if (uses == uses_.end()) {
+      uses = uses_.begin() + static_cast<std::ptrdiff_t>(next_uses_++ % kMostSizes);
+      *uses = {size, 0};
+    }
+    uses->count = std::min(uses->count + 1, kOften);
+  }
+
   std::mutex mutex_;
   std::deque<Block> blocks_;  // the most recently used one is last
   size_t bytes_ = 0;
+  std::array<Uses, kMostSizes> uses_{};
+  size_t next_uses_ = 0;
 };
 
 // Never destroyed, because tensors may be released after all other objects.
@@ -150,16 +187,19 @@ inline Part take_block(size_t size, bool gains_by_huge_pages = false) {
   if (whole < size) {
     throw std::bad_alloc();
   }
+  const bool is_often_huge = gains_by_huge_pages && whole > kMostHuge && kept().is_used_often(whole);
   Block block = kept().take(whole);
   if (block.memory == nullptr) {
-    block = map(whole, page == kLargePage);
+    const bool is_huge = is_often_huge || page == kLargePage;
+    block = map(is_huge ? whole_large_pages(whole) : whole, is_huge);
     if (block.memory == nullptr) {
       throw std::bad_alloc();
     }
-  } else if (++block.uses >= kOften && gains_by_huge_pages && !block.is_huge && whole > kMostHuge) {
+  } else if (is_often_huge && !block.is_huge) {
     block = in_huge_pages(block);
   }
-  return {block.memory, size, std::shared_ptr<void>(block.memory, [block](void*) { kept().give(block); })};
+  return {block.memory, size,
+          std::shared_ptr<void>(block.memory, [block, whole](void*) { kept().give(block, whole); })};
 }
 
 }  // namespace rpc_backends
