@@ -91,7 +91,7 @@ SMALL_RAY = dedent("""
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    return Command(tmp_path)
+    return Command(tmp_path, templates=3)
 
 
 def measured(ended: Any, label: str) -> set[str]:

@@ -52,7 +52,7 @@ if job is not None:
     sys.argv[:] = job["argv"]
     sys.orig_argv[:] = [sys.executable, *job["argv"]]
     importlib.invalidate_caches()
-    code = spare.wait_for_code(job["code"])
+    code = spare.wait_for_code(job["code"], job["spares"])
     if code == job["code"]:  # the program, and not a process that stood ready
         # Not dump_traceback_later(), for whose thread a fork of the program would wait at its exit.
         faulthandler.enable()
@@ -116,12 +116,15 @@ class Forks:
         cwd: Path,
         seconds: float = 300,
         ends_at_once: bool = False,
+        templates: int = 1,
     ) -> Ended:
         """Run ``code`` with ``sys.argv == argv``, and return its status and output.
 
         :param seconds: after this time the process writes its stacks, and ends.
         :param ends_at_once: end without freeing what torch has allocated, which takes 0.2 seconds of a
             core. Threads are joined, and functions that wait for the exit run.
+        :param templates: how many templates of worker processes are forked, see `support.spare`; those
+            that the program starts after them import torch.
         """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -135,6 +138,7 @@ class Forks:
                 "err": err.name,
                 "seconds": seconds,
                 "at_once": ends_at_once,
+                "spares": templates,
             }
             self._server.stdin.write(json.dumps(job) + "\n")
             self._server.stdin.flush()

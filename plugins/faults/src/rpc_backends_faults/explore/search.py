@@ -144,6 +144,10 @@ class Search:
             return None
         return max(0.0, self.plan.seconds - (time.monotonic() - self._begin))
 
+    def stop_exploring(self) -> None:
+        """Try no further schedules; what was found is still shrunk."""
+        self._schedules = iter(())
+
     def run(self) -> None:
         """Search until the limit is reached. An interrupt keeps what was found and is raised again.
 
