@@ -3,7 +3,10 @@
 # ruff: noqa: E501  # a table is read by its rows
 from __future__ import annotations
 
+import io
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,3 +209,14 @@ def test_what_a_worker_does_not_have_is_named_with_its_line(
 def test_what_a_worker_has_is_no_problem() -> None:
     rule = Rule(("a",), functions=("os:getpid",), operators=("aten::add", "aten::add.Tensor"))
     assert guarding._unknown(Policy((rule,)), "ps") == []
+
+
+def test_learning_warns_of_messages_that_every_policy_refuses(tmp_path: Path) -> None:
+    value: list[Any] = []
+    value.append(value)
+    record = learning.open_record(str(tmp_path), "w")
+    learning.unpickler(record, is_partial=True)(io.BytesIO(pickle.dumps(value, 4))).load()
+    warned: list[str] = []
+    learning.merge(tmp_path, warned.append)
+    [line] = warned
+    assert "refuses, whatever the policy lists: it changes a value that it also refers to" in line

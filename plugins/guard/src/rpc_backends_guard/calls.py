@@ -38,6 +38,17 @@ def _answering() -> str | None:
     return (answering and answering()) or None
 
 
+def is_call(value: Any, function: Any) -> bool:
+    """Return whether a value is a call of a function, in the form of torch's calls."""
+    called, arguments, keywords = value
+    return (
+        called is function
+        and type(arguments) in _SEQUENCES
+        and type(keywords) is dict
+        and (not keywords or all(type(keyword) is str for keyword in keywords))
+    )
+
+
 class Permissions:
     """The rules for one worker, together.
 
@@ -79,7 +90,8 @@ class Decisions:
         self._limits = PickleLimits(
             depth=policy.max_depth, bytes=policy.max_bytes, keys=policy.max_keys
         )
-        self._called = self._limits.called
+        #: Returns the name of the function that a pickle calls: empty for plain values, None for others.
+        self.called = self._limits.called
         self._worker = worker
         self._audit = audit
         self._is_partial = is_partial
@@ -98,13 +110,14 @@ class Decisions:
 
         :raises GuardError: the policy does not permit it.
         """
-        function = self._called(data)
+        function = self.called(data)
         try:
             rules = self._permissions.get(peer) or self._of(peer)
             real = rules.functions.get(function) if function else None
             if real is not None:
-                call = self._plain_call(data, real)
-                if call is not None:
+                # It names nothing but this function, and calls nothing but torch's classes.
+                call = unpickle_plain(data)
+                if is_call(call, real):
                     return call
             return self._decide(self._unpickle(data, self._of_calls), rules, peer)
         except GuardError as error:
@@ -117,7 +130,7 @@ class Decisions:
         :raises GuardError: the policy does not permit it.
         """
         try:
-            if self._called(data) == "":
+            if self.called(data) == "":
                 return unpickle_plain(data)
             return self._decide_result(self._unpickle(data, self._of_results), data)
         except GuardError as error:
@@ -131,21 +144,9 @@ class Decisions:
     def _unpickle(self, data: bytes, known: Names) -> Unpickled:
         return unpickle(data, known, self._limits.problem(data))
 
-    def _plain_call(self, data: bytes, real: Any) -> Any:
-        """Return a call of a listed function with plain values and tensors; None for any other.
-
-        The pickle names nothing but this function and calls nothing but torch's classes, so Python's own
-        unpickler is safe.
-
-        :param real: the function.
-        """
-        call = unpickle_plain(data)
-        function, arguments, keywords = call
-        if function is not real or type(arguments) not in _SEQUENCES or type(keywords) is not dict:
-            return None
-        if keywords and not all(type(keyword) is str for keyword in keywords):
-            return None
-        return call
+    def functions_of(self, peer: str) -> dict[str, Any]:
+        """Return the functions that a worker may call, by their names."""
+        return (self._permissions.get(peer) or self._of(peer)).functions
 
     def _decide_result(self, unpickled: Unpickled, data: bytes) -> Any:
         value = unpickled.value

@@ -17,7 +17,7 @@ from rpc_backends_agents import (
 from rpc_backends_core.spi import RefusedError, torch_internals
 from rpc_backends_guard import learning, names
 from rpc_backends_guard.audit import Audit
-from rpc_backends_guard.calls import Decisions
+from rpc_backends_guard.calls import Decisions, is_call
 from rpc_backends_guard.policy import EVERY, Policy, PolicyError, Rule, place
 from rpc_backends_guard.unpickling import GuardError, resolve
 
@@ -171,30 +171,72 @@ def _native_rule(rule: Rule) -> RequestRule:
 
 
 def _unpickler(decisions: Decisions, *, enforces: bool) -> Callable[[Any], Any]:
-    decide_call, decide_result, unpickle = decisions.call, decisions.result, pickle.Unpickler
+    """Return what torch makes an unpickler with: it is called with the file of a message.
 
-    class Guarded:
-        """Unpickles one message."""
+    Most messages are plain values or calls with such. Each function of Python that they pass is felt.
+    """
+    called, functions_of, loads = decisions.called, decisions.functions_of, pickle.loads
 
-        __slots__ = ("_file",)
+    class Plain:
+        """Unpickles a result that names nothing, or a call that names nothing but a listed function."""
 
-        def __init__(self, file: Any) -> None:
-            self._file = file
+        __slots__ = ("caller", "data", "function")
+        caller: str | None
+        data: bytes
+        function: Any
 
         def load(self) -> Any:
             """Return the message.
 
             :raises GuardError: the policy does not permit it.
             """
-            caller = take_caller()
             try:
-                if caller is None:
-                    return decide_result(self._file.getvalue())
-                if caller:
-                    return decide_call(self._file.getvalue(), caller)
+                value = loads(self.data)
+                if self.caller is None or is_call(value, self.function):
+                    return value
+            except Exception as error:
+                logger.debug("a message is decided again: %r", error)
+            return Guarded(self.data, self.caller).load()
+
+    class Guarded:
+        """Unpickles any message."""
+
+        __slots__ = ("_caller", "_data")
+
+        def __init__(self, data: bytes, caller: str | None) -> None:
+            self._data = data
+            self._caller = caller
+
+        def load(self) -> Any:
+            """Return the message.
+
+            :raises GuardError: the policy does not permit it.
+            """
+            try:
+                if self._caller is None:
+                    return decisions.result(self._data)
+                return decisions.call(self._data, self._caller)
             except GuardError:
                 if enforces:
                     raise
-            return unpickle(self._file).load()  # also what this worker sends to itself
+            return loads(self._data)
 
-    return Guarded
+    def guarded(file: Any) -> Any:
+        caller = take_caller()
+        if caller == "":  # what this worker sends to itself
+            return pickle.Unpickler(file)
+        data = file.getvalue()
+        name = called(data)
+        plain = Plain()
+        if caller is None:
+            if name != "":
+                return Guarded(data, None)
+        else:
+            plain.function = functions_of(caller).get(name) if name else None
+            if plain.function is None:
+                return Guarded(data, caller)
+        plain.data = data
+        plain.caller = caller
+        return plain
+
+    return guarded

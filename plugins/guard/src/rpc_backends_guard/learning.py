@@ -31,8 +31,10 @@ def open_record(folder: str, worker: str) -> Any:
 
 def unpickler(record: Any, *, is_partial: bool) -> Callable[[Any], Any]:
     """Return what unpickles as pickle does, and records what the pickles name."""
-    from rpc_backends_agents import take_caller
+    from rpc_backends_agents import PickleLimits, take_caller
 
+    usual = Policy(())
+    limits = PickleLimits(depth=usual.max_depth, bytes=usual.max_bytes, keys=usual.max_keys)
     noted: set[tuple[Any, ...]] = set()
 
     def note(peer: str | None, kind: str, name: str) -> None:
@@ -49,10 +51,13 @@ def unpickler(record: Any, *, is_partial: bool) -> Callable[[Any], Any]:
         def load(self) -> Any:
             """Return the message."""
             caller = take_caller()
+            problem = limits.problem(self._file.getvalue())
             unpickling = _Naming(self._file)
             value = unpickling.load()
             if caller == "":  # what this worker sends to itself
                 return value
+            if problem:
+                note(caller, "message", problem)
             return _note_all(unpickling, value, caller, note, is_partial)
 
     return Recording
@@ -223,6 +228,11 @@ def merge(folder: Path, warn: Callable[[str], object]) -> Policy:
                 warn(
                     f"{file.name.removesuffix(_SUFFIX)} got a call from {peer} that no policy can "
                     f"permit, and the policy leaves it out: {kind}: {name}"
+                )
+            elif kind == "message":
+                warn(
+                    f"{file.name.removesuffix(_SUFFIX)} got a message of {peer or 'another worker'} that "
+                    f"the guard refuses, whatever the policy lists: {name}"
                 )
             elif kind in KINDS:
                 seen[peer or EVERY][kind].add(name)
