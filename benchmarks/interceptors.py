@@ -1,4 +1,4 @@
-"""Measure what fault injection, the recorder, OpenTelemetry and interceptors in Python add to a call.
+"""Measure what fault injection, the recorder, OpenTelemetry, the guard and interceptors add to a call.
 
 On TENSORPIPE and on ZEROMQ (or others, with --backend), no-ops from one process to another, one at a
 time and with calls in flight (their total time, per call). Both processes have the interceptor:
@@ -7,6 +7,7 @@ time and with calls in flight (their total time, per call). Both processes have 
   matches a message;
 * *recorder*: the recorder of rpc-backends-inspect;
 * *opentelemetry*: traces of 1 % of the calls, and metrics of all, sent to a server that drops them;
+* *guard*: a policy of 200 entries, enforced; TENSORPIPE, which is guarded in part only, has no such row;
 * *observer*: `on_end` is called after each call, which does not wait for it;
 * *policy*: `on_outgoing` is called before each call, which waits for it;
 * the *control*: the bare backend beside itself; its difference from 1 is the method's error.
@@ -19,6 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import inspect
+import itertools
 import random
 import statistics
 import sys
@@ -28,6 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import _interceptor_tasks
+import torch
 from _report import Bar, Report, parser, run
 
 from rpc_backends_bench.calls import start_pair
@@ -49,6 +53,7 @@ SIDES: dict[str, dict[str, str]] = {
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": "0.01",
     },
+    "guard": {},  # main() adds the path of the policy
     "observer": {"MEASURED_INTERCEPTOR": "Observer"},
     "policy": {"MEASURED_INTERCEPTOR": "Policy"},
 }
@@ -58,7 +63,11 @@ _BARS = {
     "100 rules": {"no-op": Bar(1.05), "calls in flight": Bar(1.05)},
     "recorder": {"no-op": Bar(high=1.03), "calls in flight": Bar(high=1 / 0.97)},
     "opentelemetry": {"no-op": Bar(high=1.05), "calls in flight": Bar(high=1.05)},
+    "guard": {"no-op": Bar(high=1.05), "calls in flight": Bar(high=1.05)},
 }
+#: The backends that the guard guards only in part.
+_PARTLY_GUARDED = ("TENSORPIPE", "FAULTY_TENSORPIPE")
+_ENTRIES = 200
 _WINDOW = 32
 _WINDOW_S = 0.25
 #: After this time a block ends, even if it has made fewer calls.
@@ -93,9 +102,18 @@ RULES = "".join(
 )
 
 
+def policy() -> str:
+    """Return a policy of the guard that permits a no-op to the peers, and functions of torch."""
+    others = (name for name, value in sorted(vars(torch).items()) if inspect.isroutine(value))
+    entries = ["rpc_backends_bench.worker_tasks:noop"]
+    entries += [f"torch:{name}" for name in itertools.islice(others, _ENTRIES - 1)]
+    return f"version = 1\n[[rule]]\npeers = ['worker*']\nfunctions = {entries}\n"
+
+
 def write_files(folder: Path) -> None:
-    """Write the rules, and an installed hook package for `PYTHONPATH`."""
+    """Write the rules, the policy, and an installed hook package for `PYTHONPATH`."""
     (folder / "rules.toml").write_text(RULES)
+    (folder / "policy.toml").write_text(policy())
     (folder / "measured_interceptor.py").write_text(HOOK)
     metadata = folder / "measured_interceptor-1.dist-info"
     metadata.mkdir()
@@ -131,13 +149,16 @@ def collector() -> Iterator[str]:
             thread.join()
 
 
-def start(group: Group, *, intercepted: bool) -> None:
+def start(group: Group, side: str) -> None:
     """Start a pair of workers, make some calls, and suspend them."""
     start_pair(group, pinned=True)
-    if group.call(0, _interceptor_tasks.is_intercepted) != intercepted:
-        raise AssertionError(
-            f"{group.label}: the interceptor {'does not wrap' if intercepted else 'wraps'} the agent"
-        )
+    has_interceptor = bool(SIDES[side]) and side != "guard"
+    unexpected = "does not wrap" if has_interceptor else "wraps"
+    for index in range(2):
+        if group.call(index, _interceptor_tasks.is_intercepted) != has_interceptor:
+            raise AssertionError(f"{group.label}: the interceptor {unexpected} the agent")
+        if group.call(index, _interceptor_tasks.is_guarded) != (side == "guard"):
+            raise AssertionError(f"{group.label}: the guard is on in the wrong pair")
     group.suspend()
     block(group)
 
@@ -161,6 +182,8 @@ def measure(
     endpoint: str,
 ) -> None:
     """Measure one backend with one process set."""
+    if backend in _PARTLY_GUARDED:
+        sides = [side for side in sides if side != "guard"]
     with contextlib.ExitStack() as stack:
         groups = {}
         for side in sides:
@@ -173,7 +196,7 @@ def measure(
             group = groups[side] = Group(Subject(side, backend), 2, seconds=900, env=env)
             stack.callback(group.close)
             group.open()
-            start(group, intercepted=bool(variables))
+            start(group, side)
         for turn in range(rounds):
             times = {side: block(groups[side]) for side in shuffled(sides, rng)}
             for side in sides[1:]:
@@ -222,6 +245,7 @@ def main() -> int:
         write_files(Path(folder))
         sys.path.append(folder)  # workers get the same path
         SIDES["100 rules"] = {"RPC_BACKENDS_FAULTS": f"{folder}/rules.toml"}
+        SIDES["guard"] = {"RPC_BACKENDS_GUARD": f"{folder}/policy.toml"}
         return run(report, arguments, arguments.sets * len(backends), measure_all)
 
 

@@ -60,7 +60,7 @@ class InitBackendHandler(Protocol):
     ) -> RpcAgent:
         """Return this worker's agent once the agents of all workers accept calls.
 
-        :param store: a key-value store shared by the workers of this group and nobody else.
+        :param store: a key-value store shared by the workers of this group only.
         :param name: the worker's name, unique in a static group.
         :param rank: the worker's rank.
         :param world_size: the number of workers; None for a dynamic group.

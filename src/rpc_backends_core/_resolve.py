@@ -43,9 +43,9 @@ def check_authentication(resolved: ResolvedBackend) -> None:
     begin = f"{REQUIRE_AUTH} permits only workers that prove who they are, and "
     if lacks is None:
         raise RefusedError(
-            f"{begin}{resolved.name} cannot authenticate its peers: whoever reaches the port of a worker "
-            "can run code in it. Use a backend that can, for all workers, such as ZEROMQ "
-            "(RPC_BACKENDS_OVERRIDE=ZEROMQ), or unset the variable."
+            f"{begin}{resolved.name} cannot authenticate its peers: every process that reaches "
+            "the port of a worker can run code in it. Use a backend that can, for all workers, such as "
+            "ZEROMQ (RPC_BACKENDS_OVERRIDE=ZEROMQ), or unset the variable."
         )
     reason = lacks(resolved.options)
     if reason is not None:

@@ -22,7 +22,7 @@ SMALL = ("--quick", "--only", "latency.noop", "--peer", "none")
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    return Command(tmp_path)
+    return Command(tmp_path, templates=3)
 
 
 def names(ended: Any) -> set[tuple[str, str]]:

@@ -91,7 +91,7 @@ SMALL_RAY = dedent("""
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    return Command(tmp_path)
+    return Command(tmp_path, templates=3)
 
 
 def measured(ended: Any, label: str) -> set[str]:
@@ -103,7 +103,7 @@ def measured(ended: Any, label: str) -> set[str]:
 @pytest.mark.parametrize(
     "rows",
     [
-        ("latency.noop", "throughput.inflight"),
+        ("latency.noop",),
         pytest.param(sorted({*peers.ROWS} - {"size.echo"}), marks=pytest.mark.thorough, id="more"),
     ],
 )

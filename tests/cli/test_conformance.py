@@ -262,22 +262,26 @@ def _read(descriptor: int) -> Iterator[bytes]:
 def test_an_interrupted_run_reports_its_results(
     command: Any, tmp_path: Path, number: signal.Signals
 ) -> None:
+    """And it leaves no process."""
     file = tmp_path / "report"
+    mark = f"RUN_OF_A_TEST={tmp_path}".encode()
     with started(
         [
             *(sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE"),
             *("--chapter", "calls", "--report", str(file)),
         ],
-        env=command.environ(),
+        env=command.environ({"RUN_OF_A_TEST": str(tmp_path)}),
         cwd=command.packages.parent,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     ) as process:
         assert process.stderr is not None
         while "passed" not in process.stderr.readline():
             assert process.poll() is None
+        assert len(marked(mark)) >= 3  # the command, pytest, the template process
         process.send_signal(number)
         stdout, _ = process.communicate(timeout=60)
 
@@ -288,9 +292,11 @@ def test_an_interrupted_run_reports_its_results(
     assert report["results"][0]["outcome"] == "passed"
     assert file.with_suffix(".html").exists()
     assert report["stopped"] in " ".join(stdout.split())
+    wait_until(lambda: not marked(mark))
 
 
-def test_an_interrupted_run_leaves_no_process(command: Any) -> None:
+@pytest.mark.thorough
+def test_a_run_interrupted_at_its_start_leaves_no_process(command: Any) -> None:
     mark = f"RUN_OF_A_TEST={command.packages}".encode()
     with started(
         [sys.executable, "-m", "rpc_backends_cli", "conformance", "FAULTY_TENSORPIPE", *CALLS],

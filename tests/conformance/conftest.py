@@ -131,8 +131,8 @@ def _pytest(
     variables = clean_environ({"PYTHONPATH": str(packages), **(env or {})})
     if "-k" in arguments and arguments[0] == "--pyargs":  # for a few tests, processes cost too much
         return run_module("pytest", *options, *arguments, env=variables, cwd=folder)
-    # Six processes, because tests wait most of the time; two for the tests of one backend.
-    processes = "2" if folder.name == _LITTERS else "6"
+    # Tests wait most of the time, but each process imports torch; two for the tests of one backend.
+    processes = "2" if folder.name == _LITTERS else "4"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-n", processes, *arguments],
         cwd=folder,

@@ -1,23 +1,46 @@
-// Whatever the bytes of a request are, a guard policy permits nothing that it does not list. An input is the type of a
-// request, as an index, and its payload.
+// Whatever the bytes of a request are, a guard policy permits nothing that it does not list, and reads the same from
+// them as torch. An input is the type of a request, as an index, and its payload.
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/cleanup_autograd_context_req.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/propagate_gradients_req.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_autograd.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/rpc_with_profiling_req.h>
+#include <torch/csrc/distributed/autograd/rpc_messages/rref_backward_req.h>
+#include <torch/csrc/distributed/rpc/python_remote_call.h>
+#include <torch/csrc/distributed/rpc/rref_proto.h>
+#include <torch/csrc/distributed/rpc/script_call.h>
+#include <torch/csrc/distributed/rpc/script_remote_call.h>
+#include <torch/csrc/distributed/rpc/script_resp.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "agent/request_policy.h"
 #include "inspect/pickle_limits.h"
 #include "inspect/pickle_scan.h"
+#include "inspect/script_call.h"
+#include "inspect/torch_pickle.h"
 #include "inspect/wrapper.h"
 #include "rpc_backends_agents/interceptor.h"
+#include "seeds.h"
 
 namespace rpc_backends {
 
 namespace {
+
+namespace rpc = torch::distributed::rpc;
+namespace autograd = torch::distributed::autograd;
 
 constexpr int32_t kTypes[] = {kPythonCall,
                               kPythonRemoteCall,
@@ -34,14 +57,14 @@ constexpr int32_t kTypes[] = {kPythonCall,
                               kRunWithProfilingRequest,
                               kRRefBackwardRequest,
                               0,
-                              0x201};
+                              0x201,  // answers
+                              0x203,
+                              0x206,
+                              0x209,
+                              0x20a,
+                              0x210,
+                              0x216};
 constexpr std::string_view kModule = "torch.distributed.rpc.internal";
-
-void check(bool holds) {
-  if (!holds) {
-    std::abort();
-  }
-}
 
 // What counts RRefs and contexts, which every policy permits. It has no wrapper.
 bool is_bookkeeping(int32_t type) {
@@ -52,7 +75,7 @@ bool is_bookkeeping(int32_t type) {
 RequestPolicy::Rule rule() {
   RequestPolicy::Rule listed;
   listed.peers = {"trainer*"};
-  listed.functions = {"train.step"};
+  listed.functions = {"train:step"};
   listed.operators = {"aten::add.Tensor"};
   listed.scripts = {"__torch__.train.scale"};
   return listed;
@@ -66,14 +89,15 @@ void check_decision(int32_t type, std::string_view payload) {
   static RequestPolicy nothing({}, "ps", true, false, -1);
   static RequestPolicy some({rule()}, "ps", true, false, -1);
   static RequestPolicy learning({}, "ps", false, true, -1);
+  (void)nothing.answer_refusal("trainer0", type, payload);
   const InspectedRequest request = unwrap(type, payload);
   check(request.payload.size() <= payload.size());
   const bool is_wrapped = !request.wrappers.empty();
-  check(nothing.refusal("trainer0", type, payload).empty() == (is_bookkeeping(type) && !is_wrapped));
-  check(some.refusal("other", type, payload).empty() == (is_bookkeeping(type) && !is_wrapped));
+  const bool is_served = is_bookkeeping(type) && !is_wrapped && torch_pickle_problem(payload, PickleLimits{}).empty();
+  check(nothing.refusal("trainer0", type, payload).empty() == is_served);
+  check(some.refusal("other", type, payload).empty() == is_served);
   check(learning.refusal("trainer0", type, payload).empty());
   const bool is_permitted = some.refusal("trainer0", type, payload).empty();
-  check(is_permitted == some.refusal("trainer0", type, payload).empty());
   if (!is_permitted || is_bookkeeping(type)) {
     return;
   }
@@ -91,6 +115,55 @@ void check_decision(int32_t type, std::string_view payload) {
     default:
       check(false);
   }
+}
+
+// What torch reads from its own kind of pickle; empty if it or the policy refuses it. What the policy does not refuse
+// takes little memory: run.sh limits what the sanitizer's allocator gives.
+std::optional<std::vector<c10::IValue>> read_as_torch(std::string_view pickle) {
+  if (!torch_pickle_problem(pickle, PickleLimits{}).empty()) {
+    return std::nullopt;
+  }
+  try {
+    const auto unknown = [](const c10::QualifiedName&) -> c10::StrongTypePtr { throw std::runtime_error("unknown"); };
+    return torch::jit::unpickle(pickle.data(), pickle.size(), unknown).toTupleRef().elements().vec();
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+std::string text_at(const std::vector<c10::IValue>& values, size_t from_end) {
+  return values.size() >= from_end && values[values.size() - from_end].isString()
+             ? values[values.size() - from_end].toStringRef()
+             : std::string();
+}
+
+// What the policy reads from a script call is what torch looks up.
+void compare_script_call(std::string_view payload, bool is_remote) {
+  const auto callee = read_script_call(payload, is_remote);
+  const auto values = callee ? read_as_torch(payload) : std::nullopt;
+  if (!values) {
+    return;
+  }
+  const size_t ids = is_remote ? 2 : 0;
+  const std::string last = text_at(*values, ids + 1);
+  const bool is_operator = last.starts_with("torch.ops.aten.");
+  check(callee->is_operator == is_operator);
+  const std::string schema = text_at(*values, ids + 2);
+  check(callee->name == (is_operator ? schema.substr(0, schema.find('(')) : last));
+}
+
+// The type that the policy reads from a wrapper is the one that torch handles.
+void compare_wrapper(int32_t type, std::string_view payload) {
+  if (type != kForwardAutogradRequest && type != kRunWithProfilingRequest) {
+    return;
+  }
+  const auto found = type == kForwardAutogradRequest ? read_autograd_wrapper(payload) : read_profiling_wrapper(payload);
+  if (!found) {
+    return;
+  }
+  const size_t size = payload.size() - found->payload.size() - sizeof(uint64_t);
+  const auto values = read_as_torch(payload.substr(found->payload.size(), size));
+  check(!values || (values->front().isInt() && values->front().toInt() == found->type));
 }
 
 // Reads the names in a pickle in another way than the check does.
@@ -139,10 +212,6 @@ std::string text(std::string_view value) {
   return std::string("\x8c") + static_cast<char>(value.size()) + std::string(value) + "\x94";
 }
 
-std::string long_text(std::string_view value) {
-  return "X" + std::string(1, static_cast<char>(value.size())) + std::string(3, '\0') + std::string(value);
-}
-
 std::string global(std::string_view module, std::string_view name) {
   return text(module) + text(name) + "\x93\x94";
 }
@@ -152,84 +221,120 @@ std::string in_frame(const std::string& opcodes) {
          std::string(6, '\0') + opcodes;
 }
 
-std::string wrapped(const std::string& payload, const std::string& pickle) {
-  return payload + pickle + std::string(7, '\0') + static_cast<char>(pickle.size());
-}
-
-// Requests as torch writes them, of each type and with each wrapper, and malicious ones.
-void write_seeds(const char* folder) {
-  std::filesystem::create_directories(folder);
-  int number = 0;
-  const auto write = [&](int32_t type, const std::string& payload) {
-    char index = 0;
-    while (kTypes[static_cast<int>(index)] != type) {
-      ++index;
-    }
-    std::ofstream(std::string(folder) + "/seed" + std::to_string(number++), std::ios::binary) << index << payload;
-  };
-  const std::string tag = bytes("ctorch.jit._pickle\nrestore_type_tag\nq\x00");
-  const auto autograd = [&](const std::string& type) {
-    return bytes("\x80\x02(") + type + "K\x03K\x04K\x01" + tag + "}(u" + long_text("Dict[str, str]") +
-           bytes("q\x01\x86Rq\x02t.");
-  };
-  const auto profiling = [&](const std::string& type) {
-    return bytes("\x80\x02") + type + tag + bytes("](K\x01\x88\x89") + "e" + long_text("List[Any]") +
-           bytes("q\x01\x86RK\x00K\x01\x86\x87.");
-  };
+// Pickles of Python: valid ones, made by torch (policy_pickles.py), and malicious ones.
+std::vector<std::string> pickles() {
   const std::string head = global(kModule, "PythonUDF");
-  const std::string tensor = global("builtins", "getattr") + global(kModule, "_InternalRPCPickler") +
-                             text("_tensor_receiver") + bytes("\x86\x94R\x94K\x00\x85\x94R\x94");
-  const std::string pickles[] = {
+  std::vector<std::string> found = {
       in_frame(head + global("train", "step") + "K\x01\x85\x94}\x94\x87\x94\x81\x94."),
-      in_frame(head + global("train", "step") + tensor + "\x85\x94}\x94\x87\x94\x81\x94."),
-      in_frame(head + global("train", "step") + "]\x94(K\x01K\x02" + bytes("e\x85\x94}\x94") + text("lr") +
-               bytes("G\x3f\xf0\x00\x00\x00\x00\x00\x00s\x87\x94\x81\x94.")),
       in_frame(head + global("posix", "system") + text("true") + "\x85\x94}\x94\x87\x94\x81\x94."),
       in_frame(head + global("train", "step") + "0" + global("posix", "system") + text("true") + "\x85}\x87\x81."),
       in_frame(head + global("train", "step") + global("posix", "system") + text("true") + "\x85R\x85}\x87\x81."),
-      in_frame(head + global("builtins", "getattr") + global("train", "Model") + text("forward") + "\x86R)}\x87\x81."),
       in_frame("}\x94(" + text("a") + "K\x01" + text("b") + bytes("\x8f(K\x01K\x02\x90N\x85u.")),
   };
-  for (const std::string& python : pickles) {
-    const std::string call = std::string(1, '\0') + python;
-    write(kPythonCall, call);
-    std::string remote = bytes("\x80\x02(X") + static_cast<char>(python.size() & 0xff) +
-                         static_cast<char>(python.size() >> 8) + std::string(2, '\0') + python;
-    remote += bytes("q\x00K\x01K\x02\x86q\x01K\x01K\x03\x86q\x02t.");
-    write(kPythonRemoteCall, remote);
-    write(kForwardAutogradRequest, wrapped(call, autograd("M\x02\x01")));
-    write(kForwardAutogradRequest, wrapped(remote, autograd("M\x05\x01")));
-    write(kRunWithProfilingRequest, wrapped(call, profiling("M\x02\x01")));
-    write(kForwardAutogradRequest, wrapped(wrapped(call, profiling("M\x02\x01")), autograd("M\x15\x01")));
+  if (const char* const folder = std::getenv("FUZZ_PICKLES")) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      std::ifstream file(entry.path(), std::ios::binary);
+      found.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    }
   }
-  const std::string add = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor";
-  const std::string mul = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor";
-  const std::string scripts[] = {
-      bytes("\x80\x02(K\x01K\x02") + long_text(add) + bytes("q\x00") + long_text("torch.ops.aten.add") + "t.",
-      bytes("\x80\x02(K\x01K\x02") + long_text(mul) + bytes("q\x00") + long_text("torch.ops.aten.add") + "t.",
-      bytes("\x80\x02(K\x01\x89") + long_text("__torch__.train.scale") + "t.",
-      bytes("\x80\x02(K\x01\x88") + long_text("__torch__.train.other") + "t.",
+  return found;
+}
+
+using MessagePtr = c10::intrusive_ptr<rpc::Message>;
+
+std::string payload_of(const MessagePtr& message) {
+  return {message->payload().begin(), message->payload().end()};
+}
+
+// A request in a wrapper, and in both.
+void add_wrapped(const std::string& payload, rpc::MessageType type, std::vector<std::pair<int32_t, std::string>>& to) {
+  const auto message = [&] {
+    return c10::make_intrusive<rpc::Message>(std::vector<char>(payload.begin(), payload.end()),
+                                             std::vector<at::Tensor>(), type);
   };
-  for (const std::string& script : scripts) {
-    write(kScriptCall, script);
-    write(kScriptRemoteCall, script.substr(0, script.size() - 2) + bytes("K\x01K\x02\x86K\x01K\x03\x86t."));
-    write(kForwardAutogradRequest, wrapped(script, autograd(bytes("M\x00\x01"))));
+  const auto profiled = [&] {
+    torch::autograd::profiler::ProfilerConfig config(torch::autograd::profiler::ProfilerState::CPU, true, false);
+    return autograd::RpcWithProfilingReq(rpc::RUN_WITH_PROFILING_REQ, message(), std::move(config),
+                                         rpc::ProfilingId(1, 5))
+        .toMessage();
+  };
+  const autograd::AutogradMetadata ids(3, 4);
+  const rpc::DeviceMap devices{{c10::Device("cuda:0"), c10::Device("cuda:1")}};
+  to.emplace_back(kForwardAutogradRequest,
+                  payload_of(autograd::RpcWithAutograd(1, rpc::FORWARD_AUTOGRAD_REQ, ids, message()).toMessage()));
+  to.emplace_back(
+      kForwardAutogradRequest,
+      payload_of(autograd::RpcWithAutograd(1, rpc::FORWARD_AUTOGRAD_REQ, ids, message(), devices).toMessage()));
+  to.emplace_back(kRunWithProfilingRequest, payload_of(profiled()));
+  to.emplace_back(kForwardAutogradRequest,
+                  payload_of(autograd::RpcWithAutograd(1, rpc::FORWARD_AUTOGRAD_REQ, ids, profiled()).toMessage()));
+}
+
+// Requests as torch writes them: of each type, and in each wrapper.
+std::vector<std::pair<int32_t, std::string>> requests() {
+  std::vector<std::pair<int32_t, std::string>> found;
+  const rpc::RRefId rref(1, 2);
+  const rpc::ForkId fork(1, 3);
+  const auto add = [&](int32_t type, const MessagePtr& message) {
+    const std::string payload = payload_of(message);
+    found.emplace_back(type, payload);
+    add_wrapped(payload, message->type(), found);
+  };
+  for (const std::string& pickle : pickles()) {
+    const std::string call = std::string(1, '\0') + pickle;
+    found.emplace_back(kPythonCall, call);
+    add_wrapped(call, rpc::PYTHON_CALL, found);
+    rpc::SerializedPyObj object(std::string(pickle), {});
+    add(kPythonRemoteCall,
+        rpc::PythonRemoteCall(std::move(object), rref.toIValue(), fork.toIValue(), false).toMessage());
   }
+  const auto operators = torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString("aten::add"));
+  for (const auto& each : operators) {
+    const std::vector<c10::IValue> stack{1, "a", c10::List<int64_t>({1, 2}), 2.5};
+    add(kScriptCall, rpc::ScriptCall(each, std::vector<c10::IValue>(stack)).toMessage());
+    add(kScriptRemoteCall, rpc::ScriptRemoteCall(each, std::vector<c10::IValue>(stack), rref, fork).toMessage());
+  }
+  const auto add_answer = [&](const MessagePtr& message) {
+    found.emplace_back(static_cast<int32_t>(message->type()), payload_of(message));
+  };
+  add_answer(rpc::ScriptResp(c10::ivalue::Tuple::create({1, "a", 2.5})).toMessage());
+  add_answer(rpc::RemoteRet(rref, fork).toMessage());
+  add_answer(rpc::ScriptRRefFetchRet({c10::IValue(3)}).toMessage());
+  add_answer(rpc::PythonRRefFetchRet({pickles()[0], 1}).toMessage());
+  for (const char* const name : {"__torch__.train.scale", "__torch__.train.other"}) {
+    add(kScriptCall, rpc::ScriptCall(c10::QualifiedName(name), {1, true}, false).toMessage());
+    add(kScriptCall, rpc::ScriptCall(c10::QualifiedName(name), {}, true).toMessage());
+    add(kScriptRemoteCall, rpc::ScriptRemoteCall(c10::QualifiedName(name), {1}, rref, fork, false).toMessage());
+  }
+  add(kScriptRRefFetchCall, rpc::ScriptRRefFetchCall(1, rref).toMessage());
+  add(kPythonRRefFetchCall, rpc::PythonRRefFetchCall(1, rref).toMessage());
+  add(kRRefUserDelete, rpc::RRefUserDelete(rref, fork).toMessage());
+  add(kRRefForkRequest, rpc::RRefForkRequest(rref, fork).toMessage());
+  add(kRRefChildAccept, rpc::RRefChildAccept(fork).toMessage());
+  const autograd::AutogradMetadata ids(3, 4);
+  add(kBackwardAutogradRequest, autograd::PropagateGradientsReq(ids, {}, true).toMessage());
+  add(kCleanupAutogradContextRequest, autograd::CleanupAutogradContextReq(3).toMessage());
+  add(kRRefBackwardRequest, autograd::RRefBackwardReq(rref, 3, true).toMessage());
+  // The schema decides, not the name beside it.
+  found.emplace_back(kScriptCall, bytes("\x80\x02(K\x01X\x19\0\0\0aten::mul.Tensor(Tensor a)X\x12\0\0\0"
+                                        "torch.ops.aten.addt."));
   for (const int32_t type : kTypes) {
-    write(type, bytes("\x80\x02(K\x01K\x02K\x03t."));
+    found.emplace_back(type, bytes("\x80\x02(K\x01K\x02K\x03t."));
   }
+  return found;
 }
 
 }  // namespace
 
 }  // namespace rpc_backends
 
-extern "C" int LLVMFuzzerInitialize(int* /*count*/, char*** /*arguments*/) {
-  if (const char* const folder = std::getenv("FUZZ_WRITE_SEEDS")) {
-    rpc_backends::write_seeds(folder);
-    std::exit(0);
+std::vector<std::string> seeds() {
+  std::vector<std::string> written;
+  for (const auto& [type, payload] : rpc_backends::requests()) {
+    const auto* const index = std::find(std::begin(rpc_backends::kTypes), std::end(rpc_backends::kTypes), type);
+    written.push_back(static_cast<char>(index - std::begin(rpc_backends::kTypes)) + payload);
   }
-  return 0;
+  return written;
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -239,7 +344,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view payload(reinterpret_cast<const char*>(data) + 1, size - 1);
   const int32_t type = rpc_backends::kTypes[data[0] % std::size(rpc_backends::kTypes)];
   rpc_backends::check_decision(type, payload);
-  const auto inner = rpc_backends::unwrap(type, payload).payload;
+  rpc_backends::compare_wrapper(type, payload);
+  const auto request = rpc_backends::unwrap(type, payload);
+  const auto inner = request.payload;
+  if (request.type == rpc_backends::kScriptCall || request.type == rpc_backends::kScriptRemoteCall) {
+    rpc_backends::compare_script_call(inner, request.type == rpc_backends::kScriptRemoteCall);
+  }
+  if (request.type != rpc_backends::kPythonCall) {
+    (void)rpc_backends::read_as_torch(inner);
+  }
   rpc_backends::check_report(inner);
   rpc_backends::check_report(inner.empty() ? inner : inner.substr(1));
   return 0;

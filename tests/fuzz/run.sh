@@ -15,6 +15,9 @@ zeromq=../../plugins/zeromq/csrc
 ucx=../../plugins/ucx/csrc
 common=(-std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr
     -I $agents -I ../../packages/agents/src/rpc_backends_agents/include)
+torch=$(python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
+with_torch=(-D_GLIBCXX_USE_CXX11_ABI=1 -I $agents/narrow -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
+    -L "$torch/lib" -Wl,-rpath,"$torch/lib" -ltorch -ltorch_cpu -lc10)
 case $target in
 all)
     status=0
@@ -40,10 +43,8 @@ records | group | publications | members)
     exit $status
     ;;
 decode)
-    torch=$(python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
     sources=(decode.cpp $agents/base/log.cpp $agents/wire/{codec,devices,frame,pieces,tensors}.cpp)
-    flags=(-D_GLIBCXX_USE_CXX11_ABI=1 -I $agents/narrow -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
-        -L "$torch/lib" -Wl,-rpath,"$torch/lib" -ltorch -ltorch_cpu -lc10)
+    flags=("${with_torch[@]}")
     length=10000
     ;;
 handshake)
@@ -72,8 +73,10 @@ calls)
     length=2000
     ;;
 policy)
-    sources=(policy.cpp $agents/agent/request_policy.cpp $agents/inspect/{pickle_limits,pickled_call,script_call,wrapper}.cpp)
-    flags=()
+    sources=(policy.cpp $agents/agent/request_policy.cpp $agents/inspect/{pickle_limits,pickled_call,script_call,torch_pickle,wrapper}.cpp)
+    flags=("${with_torch[@]}")
+    export FUZZ_PICKLES="$work/policy-pickles"
+    python policy_pickles.py "$FUZZ_PICKLES"
     length=2000
     ;;
 *)
@@ -90,6 +93,7 @@ fi
 # Leak detection is off: it would report torch's static objects. OpenMP has one thread: more would busy-wait.
 export OMP_NUM_THREADS=1
 export ASAN_OPTIONS=detect_leaks=0:malloc_context_size=6:quarantine_size_mb=16
+[ "$target" != policy ] || ASAN_OPTIONS+=:max_allocation_size_mb=1024
 FUZZ_WRITE_SEEDS="$work/$target-corpus" "$program"
 pids=()
 for ((i = 0; i < processes; ++i)); do

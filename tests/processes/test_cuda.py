@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
-from torch.distributed.optim import DistributedOptimizer
 
 from support import steps
 from support.workers import WorkerContext, Workers
@@ -211,6 +210,9 @@ def test_torchscript_and_rrefs_take_tensors_on_devices(group: Any) -> None:
 
 
 def train(me: WorkerContext) -> None:
+    # It imports much, which the process that collects the tests does not need.
+    from torch.distributed.optim import DistributedOptimizer
+
     weight = rpc.remote("worker1", ones_on_device, args=(4,))
     optimizer = DistributedOptimizer(torch.optim.SGD, [weight], lr=0.5)
     x = torch.arange(4.0, device="cuda:0", requires_grad=True)

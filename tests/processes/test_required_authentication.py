@@ -101,7 +101,10 @@ def test_tensorpipe_warns_once_if_other_hosts_can_reach_it(url: str) -> None:
     with Workers(1, env={"TP_SOCKET_IFNAME": outside[0]}) as workers:
         said = workers[0].call(warnings_of_a_start, url)
         assert len(said) == 1
-        assert "TENSORPIPE has none, so whoever can connect to this port can run code" in said[0]
+        assert (
+            "TENSORPIPE has none, so every process that can connect to this port can run code"
+            in said[0]
+        )
         assert VARIABLE in said[0]
 
 

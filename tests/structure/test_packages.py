@@ -73,6 +73,7 @@ TOOLS = {
     "rpc_backend_zeromq.check": {"rpc_backends_cli"},
     "rpc_backends_agents.build_command": {"rpc_backends_cli"},
     "rpc_backends_agents.check": {"rpc_backends_cli"},
+    "rpc_backends_agents.engine.certificate_check": {"rpc_backends_cli"},
     "rpc_backends_agents.engine.secret_command": {"rpc_backends_cli"},
     "rpc_backends_faults.check": {"rpc_backends_cli"},
     "rpc_backends_faults.command": {"rpc_backends_cli"},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 
 def files(folder: Path, name: str = "{name}", trusted: Path | None = None) -> dict[str, str]:
@@ -20,17 +20,33 @@ def files(folder: Path, name: str = "{name}", trusted: Path | None = None) -> di
 
 
 def issue(
-    folder: Path, name: str, *, seconds: float = 3600, uri: str | None = None, serial: int = 99
+    folder: Path,
+    name: str,
+    *,
+    seconds: float = 3600,
+    uri: str | None = None,
+    serial: int = 99,
+    bits: int = 0,
+    extra: int = 0,
+    mode: int = 0o600,
 ) -> None:
-    """Write a certificate with the given end and identity, signed by the authority of the folder."""
+    """Write a certificate with the given end and identity, signed by the authority of the folder.
+
+    :param bits: of a key of RSA; 0 for one of ECDSA.
+    :param extra: bytes by which the certificate is longer than it needs to be.
+    :param mode: the access rights of the key.
+    """
     authority = x509.load_pem_x509_certificate((folder / "authority.pem").read_bytes())
     signs = serialization.load_pem_private_key((folder / "authority.key").read_bytes(), None)
     assert isinstance(signs, ec.EllipticCurvePrivateKey)
-    key = ec.generate_private_key(ec.SECP256R1())
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey = ec.generate_private_key(ec.SECP256R1())
+    if bits:
+        key = rsa.generate_private_key(65537, bits)
     now = datetime.datetime.now(datetime.UTC)
     names: list[x509.GeneralName] = [
         x509.DNSName(name) if uri is None else x509.UniformResourceIdentifier(uri)
     ]
+    names += [x509.DNSName(f"{'x' * 50}.{number:05}.example.org") for number in range(extra // 70)]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([]))
@@ -47,11 +63,12 @@ def issue(
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    for suffix, content, mode in (
-        (".key", private, 0o600),
+    for suffix, content, rights in (
+        (".key", private, mode),
         (".pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644),
     ):
         temporary = folder / f"new{suffix}"
-        temporary.touch(mode=mode)
+        temporary.touch()
+        temporary.chmod(rights)
         temporary.write_bytes(content)
         temporary.replace(folder / f"{name}{suffix}")

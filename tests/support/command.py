@@ -67,15 +67,22 @@ def _forks() -> Forks:
     return server
 
 
-def run_module(module: str, *arguments: str, env: Mapping[str, str], cwd: Path) -> Ended:
-    """Do what ``python -m`` does, in a process that is forked from one that has imported torch."""
+def run_module(
+    module: str, *arguments: str, env: Mapping[str, str], cwd: Path, templates: int = 1
+) -> Ended:
+    """Do what ``python -m`` does, in a process that is forked from one that has imported torch.
+
+    The process ends at once, so this is for modules that are tested for what they do before their exit.
+    """
     code = _BEGIN.format(install=INSTALL_PLUGINS) + _RUN_MODULE.format(module=module)
-    return _forks().run(code, [module, *arguments], env=env, cwd=cwd)
+    argv = [module, *arguments]
+    return _forks().run(code, argv, env=env, cwd=cwd, ends_at_once=True, templates=templates)
 
 
 def run_code(code: str, *arguments: str, env: Mapping[str, str], cwd: Path) -> Ended:
     """Do what ``python -c`` does, in a process that is forked from one that has imported torch."""
-    return _forks().run(f"{INSTALL_PLUGINS}\n{code}", ["-c", *arguments], env=env, cwd=cwd)
+    code = f"{INSTALL_PLUGINS}\n{code}"
+    return _forks().run(code, ["-c", *arguments], env=env, cwd=cwd, ends_at_once=True)
 
 
 def run_python(
@@ -105,9 +112,13 @@ def run_python(
 
 
 class Command:
-    """The command, with variables of its own and ``packages`` on its path."""
+    """The command, with variables of its own and ``packages`` on its path.
 
-    def __init__(self, folder: Path) -> None:
+    :param templates: how many templates of worker processes one run of the command starts.
+    """
+
+    def __init__(self, folder: Path, templates: int = 1) -> None:
+        self._templates = templates
         self.packages = folder / "packages"
         self.packages.mkdir()
 
@@ -121,7 +132,12 @@ class Command:
         if any(name.startswith(_AT_START) for name in env or {}):
             return self.anew(*arguments, env=env)
         environ = self.environ(env)
-        return run_module("rpc_backends_cli", *arguments, env=environ, cwd=self.packages.parent)
+        return run_module(
+            *("rpc_backends_cli", *arguments),
+            env=environ,
+            cwd=self.packages.parent,
+            templates=self._templates,
+        )
 
     def anew(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
         """Run the command in a new interpreter, for tests of how it starts and imports torch."""

@@ -8,7 +8,6 @@ nothing with the program, and it ends as an interpreter does: at the end of its 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import os
@@ -20,8 +19,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 #: Variables that Python, torch or the C library reads when it starts. PYTHONPATH is set by the code.
 AT_START = ("PYTHON", "TORCH", "OMP_", "LD_", "MALLOC")
+#: Torch reads these too. The first only hides warnings, and the plugins are installed after the fork.
+_LATE = ("TORCH_CPP_LOG_LEVEL", _AUTOLOAD, "PYTHONPATH")
 _PR_SET_PDEATHSIG = 1
 #: The largest message with a job.
 _MOST_BYTES = 200_000
@@ -77,18 +79,23 @@ class Spare:
 _ready: list[Spare] = []
 
 
-def wait_for_code(code: str) -> str:
-    """Fork a process that stands ready, and return ``code``; there, return the code that it gets.
+def wait_for_code(code: str, count: int = 1) -> str:
+    """Fork processes that stand ready, and return ``code``; there, return the code that each gets.
 
     The caller runs the returned code, at the top level of its process.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid:
+    _ready.clear()
+    for _ in range(count):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if not pid:
+            break
         theirs.close()
-        _ready[:] = [Spare(pid, ours)]
+        _ready.append(Spare(pid, ours))
+    else:
         return code
     ours.close()
+    _ready.clear()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         job, received, _, _ = socket.recv_fds(theirs, _MOST_BYTES, 8)
@@ -117,7 +124,7 @@ def _place(received: list[int], wanted: list[int]) -> None:
 
 
 def use(first: str) -> None:
-    """Make templates of worker processes use the process that stands ready, once.
+    """Make templates of worker processes use the processes that stand ready, each once.
 
     :param first: code to run first: what the import of torch does with plugins.
     """
@@ -133,7 +140,9 @@ def use(first: str) -> None:
         if not _ready or _at_start(variables) != at_start:
             return start(self, call, fds, log, env)
         spare = _ready.pop()
-        begin = f"{first}; import spare; spare.use({first!r})"
+        begin = f"import spare; spare.use({first!r})"
+        if variables.get(_AUTOLOAD) != "0":
+            begin = f"{first}; {begin}"
         code = f"{begin}; from rpc_backends_processes import worker; worker.{call}"
         spare.run(code, fds, log, variables, self._path)
         return spare
@@ -143,7 +152,7 @@ def use(first: str) -> None:
 
 def _at_start(environ: Mapping[str, str]) -> dict[str, str]:
     found = {name: text for name, text in environ.items() if name.startswith(AT_START)}
-    with contextlib.suppress(KeyError):
-        del found["PYTHONPATH"]
+    for name in _LATE:
+        found.pop(name, None)
     # The process that all are forked from has this value.
     return {"OMP_NUM_THREADS": "1", **found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -10,7 +11,6 @@ from typing import Any
 
 from rpc_backend_ucx import processes
 from rpc_backend_ucx.library import native
-from rpc_backend_ucx.settings import settings_of
 
 #: Time limit in seconds for steps that take a moment; a passing test never waits that long.
 TIMEOUT = 60.0
@@ -24,18 +24,27 @@ def proof(sender: int, receiver: int) -> bytes:
     return bytes([sender, receiver]) * 16
 
 
+def config_of(*, trusted: bool) -> list[tuple[str, str]]:
+    """Return UCX's settings for shared memory, or for TCP on a trusted network."""
+    # This imports torch, which the processes that the tests start do not need.
+    from rpc_backend_ucx.settings import settings_of
+
+    environ = {"RPC_BACKENDS_UCX_TRUSTED_NETWORK": "1", "UCX_TLS": "tcp"} if trusted else {}
+    return settings_of(None, environ).config(watches_processes=processes.can_watch())
+
+
 def transport(
     worker: int, *, trusted: bool = False, key: bytes = CONNECTION_KEY, **settings: Any
 ) -> Any:
     """Make a transport and start it.
 
+    :param trusted: use TCP, see :func:`config_of`; unless ``config`` is among the settings.
     :param key: with which the workers prove themselves on TCP connections.
     """
-    environ = {"RPC_BACKENDS_UCX_TRUSTED_NETWORK": "1", "UCX_TLS": "tcp"} if trusted else {}
-    config = settings_of(None, environ).config(watches_processes=processes.can_watch())
+    if "config" not in settings:
+        settings["config"] = config_of(trusted=trusted)
     made = native().Transport(
         **{
-            "config": config,
             "max_message": 1 << 30,
             "poll_time": 1e-4,
             "handshake_timeout": TIMEOUT,
@@ -87,12 +96,12 @@ def events_of(*transports: Any, count: int) -> list[list[tuple[str, int, list[me
 
 
 _ECHO = """
-import sys
+import json, sys
 sys.path.insert(0, sys.argv[1])
 from support.ucx_transports import learn, transport
 from rpc_backend_ucx.processes import this_process
 number = int(sys.argv[3])
-me = transport(number, trusted=sys.argv[2] == "tcp")
+me = transport(number, config=[tuple(pair) for pair in json.loads(sys.argv[2])])
 mine = this_process()
 print(me.address().hex(), mine.pid, mine.start, flush=True)
 learn(me, number, 0, bytes.fromhex(sys.stdin.readline()))
@@ -118,8 +127,9 @@ class Echo:
         self, me: Any, *, media: str = "shm", watched: bool = True, number: int = 1
     ) -> None:
         here = str(Path(__file__).parents[1])
+        config = json.dumps(config_of(trusted=media == "tcp"))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _ECHO, here, media, str(number)],
+            [sys.executable, "-c", _ECHO, here, config, str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

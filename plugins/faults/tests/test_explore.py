@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from .planted.catalogue import PROGRAMS, Planted
+
 PLANTED = Path(__file__).parent / "planted"
-EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def command(out: Path, *options: str, program: Path) -> list[str]:
@@ -188,32 +189,15 @@ def test_programs_end_if_the_command_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not processes_of(out))
 
 
-#: For each program, the kinds that its workers are meant to survive.
-SURVIVED = "duplicate,reply_lost,reply_fail,reply_delay,drop,fail,delay,reorder,partition,pause"
-PROGRAMS = {
-    PLANTED / "lost_update.py": SURVIVED,
-    PLANTED / "pool_deadlock.py": SURVIVED,
-    PLANTED / "lost_wakeup.py": SURVIVED,
-    PLANTED / "leaked_rref.py": SURVIVED,
-    PLANTED / "stale_read.py": SURVIVED,
-    PLANTED / "barrier.py": f"{SURVIVED},crash",
-    EXAMPLES / "explore/train.py": f"{SURVIVED},crash",
-    EXAMPLES / "parameter_server/train.py": "duplicate,delay,reorder",
-}
-
-
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_each_planted_bug_is_found_and_shrunk(program: Path, tmp_path: Path) -> None:
-    file = program.with_name(f"{program.stem}_checks.py")
-    file = file if file.exists() else program.with_name("invariants.py")
-    options = ("--invariants", str(file)) if file.exists() else ()
-    # Longer than the timeout of each program's shutdown.
-    hang = "45s" if program.parent == PLANTED else "75s"
-    limits = ("--budget", "10m", "--failures", "1", "--confirm", "3", "--hang", hang)
-    kinds = ("--kinds", PROGRAMS[program], "--against", "ZEROMQ")
-    explore(tmp_path / "out", *options, *limits, *kinds, "--seed", "1", program=program)
+@pytest.mark.parametrize("planted", PROGRAMS, ids=lambda planted: planted.name)
+def test_each_planted_bug_is_found_and_shrunk(planted: Planted, tmp_path: Path) -> None:
+    file = planted.invariants
+    options = ("--invariants", str(file)) if file else ()
+    limits = ("--budget", "10m", "--failures", "1", "--confirm", "3", "--hang", f"{planted.hang:g}")
+    kinds = ("--kinds", ",".join(planted.kinds), "--against", "ZEROMQ")
+    explore(tmp_path / "out", *options, *limits, *kinds, "--seed", "1", program=planted.program)
 
     (failure, *_) = json.loads((tmp_path / "out/explore.json").read_text())["failures"]
     assert failure["faults"] <= 2

@@ -127,6 +127,16 @@ def test_hangs_in_different_functions_have_different_causes(tmp_path: Path) -> N
     assert put != barrier
 
 
+def test_hangs_are_the_same_if_a_worker_could_not_be_asked(tmp_path: Path) -> None:
+    (both,), (one,), (none,), (other,) = (
+        judge(hung(tmp_path, *where)) for where in (("put", "wait"), ("put",), (), ("barrier",))
+    )
+
+    assert both.is_same(one)
+    assert none.is_same(both)
+    assert not other.is_same(both)
+
+
 def test_a_hang_keeps_its_cause_if_the_likely_reason_differs(tmp_path: Path) -> None:
     cycle, threads = (
         judge(hung(tmp_path, "put", cause=text))[0].key for text in ("cycle", "threads")
@@ -149,7 +159,9 @@ def test_the_workers_of_a_run_that_hangs_say_where_they_wait(tmp_path: Path) -> 
         running.stop()
 
     (cause,) = judge(run)
-    assert cause.key == "hang in _run from run, confirm, put, retry from work"
+    # On a busy machine, a worker may not answer in time.
+    assert {"confirm", "retry from work"} & cause.waiting
+    assert cause.waiting <= {"_run from run", "confirm", "put", "retry from work"}
 
 
 def test_a_program_that_only_prints_is_ended_too(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rpc_backends_faults import files
 from rpc_backends_faults.explore.places import Place, Places
 from rpc_backends_faults.explore.runs import Run
-from rpc_backends_faults.explore.schedules import KINDS, Schedule, fault, generate, read
+from rpc_backends_faults.explore.schedules import EFFECTS, KINDS, Schedule, fault, generate, read
 from rpc_backends_faults.explore.shrinking import Shrunk, exact, shrink
 
 START = '{"t":1.0,"event":"start","worker":"trainer","seed":0,"rules":[],"pid":1}'
@@ -43,13 +43,13 @@ def request(number: int, function: str = "train.update", faults: str = "[]") -> 
 def shrunk(schedule: Schedule, fails: Callable[[Schedule], bool], first: Run = ONE_RUN) -> Shrunk:
     state = Shrunk(schedule)
     steps = shrink(state, first, confirmations=3)
-    answer = None
+    answers: list[bool] = []
     while True:
         try:
-            candidate = next(steps) if answer is None else steps.send(answer)
+            candidates = steps.send(answers) if answers else next(steps)
         except StopIteration:
             return state
-        answer = fails(candidate)
+        answers = [fails(candidate) for candidate in candidates]
 
 
 def test_equal_seeds_give_equal_schedules() -> None:
@@ -58,27 +58,76 @@ def test_equal_seeds_give_equal_schedules() -> None:
 
 
 def test_each_place_gets_a_fault_before_a_second_one() -> None:
-    origins = {schedule.origin.partition(" at ")[2] for schedule in take(len(PLACES))}
+    first: list[str] = []
+    for schedule in take(len(PLACES)):
+        first += [name.partition(" at ")[2] for name in schedule.origin.split(" and ")]
 
-    assert origins == {place.text() for place in PLACES}
+    assert set(first[: len(PLACES)]) == {place.text() for place in PLACES}
+
+
+def test_the_first_runs_have_one_fault_of_each_effect_at_each_place() -> None:
+    """Each run has faults of two streams, because there are two."""
+    kinds = ("drop", "fail", "reply_lost", "reply_fail", "duplicate")
+    effects = 3
+    schedules = take(effects * len(PLACES) // 2, kinds=kinds)
+
+    tried = {
+        (kind_group(name.partition(" at ")[0]), name.partition(" at ")[2])
+        for schedule in schedules
+        for name in schedule.origin.split(" and ")
+    }
+    assert len(tried) == effects * len(PLACES)
+
+
+def kind_group(kind: str) -> str:
+    return next(effect for effect, kinds in EFFECTS.items() if kind in kinds)
+
+
+def test_the_faults_of_a_run_are_in_different_streams() -> None:
+    for schedule in take(40, kinds=("drop", "duplicate")):
+        streams = [dict(rule).get("function") for rule in schedule.faults]
+        if schedule.origin.endswith("together"):
+            break
+        assert len(streams) == len(set(streams))
+
+
+def test_a_crash_has_a_run_of_its_own() -> None:
+    for schedule in take(60, kinds=("crash", "drop", "duplicate")):
+        kinds = {dict(rule)["what"] for rule in schedule.faults}
+        if schedule.origin.endswith("together"):
+            break
+        assert "crash" not in kinds or len(schedule.faults) == 1
+
+
+def test_each_kind_is_generated_in_one_effect() -> None:
+    kinds = [kind for group in EFFECTS.values() for kind in group]
+
+    assert sorted(kinds) == sorted(KINDS)
 
 
 def test_single_faults_try_each_kind_at_each_place() -> None:
-    singles = take(len(PLACES) * len(KINDS))
+    origins = {s.origin for s in take(3 * len(PLACES) * len(KINDS)) if len(s.faults) == 1}
 
-    assert all(len(schedule.faults) == 1 for schedule in singles)
-    assert len({schedule.origin for schedule in singles}) == len(singles)
+    assert {f"{what} at {place.text()}" for what in KINDS for place in PLACES} <= origins
 
 
 def test_faults_are_combined_after_single_faults() -> None:
-    later = take(len(PLACES) * len(KINDS) + 20)[-20:]
+    later = take(2 * len(PLACES) * len(KINDS) + 20)[-20:]
 
     assert {len(schedule.faults) for schedule in later} == {2, 3}
 
 
+def test_a_partition_begins_at_the_message_of_its_place() -> None:
+    """It counts all messages of the link, and not those of one function."""
+    place = Place("PYTHON_CALL", "train.flush", "trainer", "ps", "only", (0,), (9,))
+    (rule,) = next(generate([place], ("partition",), 1)).faults
+
+    assert dict(rule)["after"] == 9
+
+
 def test_a_second_fault_may_act_on_any_message_after_the_first() -> None:
     """So a call that the program only makes after a fault gets faults, too."""
-    together = take(len(PLACES) + 100, kinds=("drop",))[len(PLACES) :]
+    together = take(3 * len(PLACES) + 100, kinds=("drop",))[-100:]
     faults = [dict(rule) for schedule in together for rule in schedule.faults]
 
     assert any("function" not in rule and rule["after"] > 0 for rule in faults)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.command import run_module
 from support.environments import clean_environ
 
 TESTS = """
@@ -53,13 +52,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Run the tests above; return pytest's report of each, by name."""
     folder: Path = tmp_path_factory.mktemp("failing")
     (folder / "test_it.py").write_text(TESTS)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"],
-        cwd=folder,
-        env=clean_environ(),
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_module(
+        "pytest", "-p", "no:cacheprovider", "test_it.py", env=clean_environ(), cwd=folder
     )
     assert "3 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     parts = done.stdout.split("____ test_")[1:]

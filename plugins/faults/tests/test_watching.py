@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rpc_backends_agents.engine.files import state
 from rpc_backends_faults import _native, files, settings, watching
 from rpc_backends_faults.engine import Engine
 from rpc_backends_faults.rules import RuleSet
@@ -123,7 +124,7 @@ def test_a_removed_file_is_logged_once_and_its_rules_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[Path] = []
-    monkeypatch.setattr(watching, "state", lambda p: looks.append(p) or files.state(p))
+    monkeypatch.setattr(watching, "state", lambda p: looks.append(p) or state(p))
     watch()
     path.unlink()
     wait_for(lambda: "is gone" in caplog.text)
@@ -154,7 +155,7 @@ def test_a_change_before_the_watch_starts_is_read(
     path: Path, engine: Engine, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(watching, "INTERVAL", 0.01)
-    seen = files.state(path)  # `settings.now` does the same before it reads the rules
+    seen = state(path)  # `settings.now` does the same before it reads the rules
     replace(path, OLD.replace("old", "new"))
     watcher = Watcher(path, engine, lambda rules: None, seen)
     engine.at_close(watcher.close)
@@ -165,7 +166,7 @@ def test_a_change_before_the_watch_starts_is_read(
 def test_the_state_of_the_file_is_taken_before_reading(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = files.state(path)
+    before = state(path)
     read = files.read
 
     def read_and_change(path: Path) -> RuleSet:
@@ -178,7 +179,7 @@ def test_the_state_of_the_file_is_taken_before_reading(
     found = settings.now()
 
     assert found is not None
-    assert found.seen == before != files.state(path)
+    assert found.seen == before != state(path)
 
 
 def test_a_changed_seed_applies(path: Path, engine: Engine, watch: Callable[[], None]) -> None:

@@ -419,15 +419,15 @@ def harmful() -> dict[str, bytes]:
             made(made(name("builtins", "getattr"), name(INTERNAL, "_InternalRPCPickler"), text("_script_module_receiver")), raw(b"PK")),
         ),
         "a function in a list": call(LISTED, b"](" + name(ME, "raise_unlisted") + b"e"),
-        "arguments in a list": b"\x80\x04" + name(INTERNAL, "PythonUDF") + LISTED + b"]}\x87\x81.",
+        "arguments in a dict": b"\x80\x04" + name(INTERNAL, "PythonUDF") + LISTED + b"}}\x87\x81.",
         "a keyword that is a number": call(LISTED, keywords=b"}K\x01Ns"),
         "an exception as a call": b"\x80\x04" + name(INTERNAL, "RemoteException") + text("x") + LISTED + b"\x86\x81.",
         "a text": b"\x80\x04" + text("x") + b".",
     }  # fmt: skip
 
 
-def forged_rrefs(count: int) -> dict[str, bytes]:
-    """Return calls of worker1 that use RRefs of worker0 that nobody creates."""
+def forged_rrefs(count: int, sender: int = 1) -> dict[str, bytes]:
+    """Return calls of a worker that use RRefs of worker0 that nobody creates."""
     receiver = made(
         name("builtins", "getattr"),
         name(INTERNAL, "_InternalRPCPickler"),
@@ -437,7 +437,8 @@ def forged_rrefs(count: int) -> dict[str, bytes]:
     def rref(number: int) -> bytes:
         local = b"M" + (9000 + number).to_bytes(2, "little")
         fork = b"M" + (19000 + number).to_bytes(2, "little")
-        ids = b"K\x00K\x01" + local + b"K\x01" + fork + b"K\x01"
+        me = b"K" + bytes([sender])
+        ids = b"K\x00" + me + local + me + fork + me
         return made(receiver, b"(" + ids + text("PyObject") + b"t")
 
     invoke = name("torch.distributed.rpc.rref_proxy", "_local_invoke")

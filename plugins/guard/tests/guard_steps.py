@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import threading
+import time
 from pathlib import Path
 from typing import Any, List  # noqa: UP035  # TorchScript reads it
 
@@ -58,6 +60,12 @@ def set_timeout(me: WorkerContext, seconds: float) -> None:
 def call_listed(me: WorkerContext) -> str:
     """Call a listed function of worker0."""
     return _outcome(lambda: rpc.rpc_sync("worker0", guard_attacks.listed, (1,), timeout=30))
+
+
+def until_rrefs_are_waited_for(me: WorkerContext, count: int) -> None:
+    """Return when so many threads wait for RRefs of others."""
+    while sum(thread.name == "rpc-backends-guard-rref" for thread in threading.enumerate()) < count:
+        time.sleep(0.01)
 
 
 def use_before_it_is_made(me: WorkerContext, folder: str) -> list[str]:

@@ -130,6 +130,20 @@ def test_an_object_of_an_unlisted_class_is_refused_by_its_name(new: bytes) -> No
         decide(name(ME, "Evil") + new, LISTED, references=REFERENCES)
 
 
+@pytest.mark.parametrize("value", [1, guard_attacks.listed])
+def test_the_arguments_of_a_call_may_be_a_list(value: Any) -> None:
+    """As in torch's tutorial on RNNs."""
+    udf = rpc.internal.PythonUDF(guard_attacks.listed, [value], {})  # type: ignore[attr-defined]
+    call = decisions((f"{ME}:listed",)).call(pickle.dumps(udf, 4), "worker1")
+    assert list(call.args) == [value]
+
+
+@pytest.mark.parametrize("value", [guard_attacks.listed, [guard_attacks.listed]])
+def test_a_listed_function_is_no_argument_of_its_own(value: Any) -> None:
+    with pytest.raises(GuardError, match="`references` does not list 'guard_attacks:listed'"):
+        sent(value)
+
+
 def test_a_result_may_hold_classes_of_the_policy() -> None:
     data = pickle.dumps([guard_attacks.Config, ValueError])
     assert decisions().result(data) == [guard_attacks.Config, ValueError]

@@ -167,6 +167,19 @@ def test_rrefs_that_nobody_creates_do_not_stop_a_worker(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_two_attackers_cannot_hold_all_threads(backend: str, policy: Path, folder: Path) -> None:
+    """While their calls wait for RRefs that nobody creates, another worker's calls are answered."""
+    policy.write_text(POLICY.replace('["worker1"]', '["worker1", "worker2", "worker3"]'))
+    with Workers(4, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
+        workers.run(guard_steps.join, f"file://{folder.parent}/store", backend)
+        for sender in (1, 2):
+            calls = guard_attacks.forged_rrefs(8, sender)  # together as many as worker0 has threads
+            workers[sender].start(guard_steps.attack_at_once, calls)
+        workers[0].call(guard_steps.until_rrefs_are_waited_for, 16)
+        assert workers[3].call(guard_steps.call_listed) == "returned 1"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_methods_wait_for_a_value_that_is_being_made(
     backend: str, policy: Path, folder: Path
 ) -> None:

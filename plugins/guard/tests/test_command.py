@@ -57,7 +57,7 @@ def main(rank):
         batch = Batch(torch.ones(3, 2))
         print(model.rpc_sync().forward(batch).shape)
         with autograd.context() as context:
-            loss = rpc.rpc_sync("worker0", apply, (Model.forward, model, batch)).sum()
+            loss = rpc.rpc_sync("worker0", apply, [Model.forward, model, batch]).sum()
             autograd.backward(context, [loss])
             DistributedOptimizer(torch.optim.SGD, model.rpc_sync().rrefs(), lr=0.1).step(context)
         print(RemoteModule("worker0/cpu", torch.nn.Linear, args=(2, 1)).forward(torch.ones(1, 2)))
@@ -137,7 +137,7 @@ def test_a_program_runs_under_the_policy_learned_from_it(tmp_path: Path) -> None
     policy.write_text(policy.read_text().replace('    "program:apply",\n', ""))
     done = run(tmp_path, "program.py", **env)
     assert done.returncode != 0
-    assert "'program.apply' in `functions` of a rule for 'worker1'" in done.stderr
+    assert "'program:apply' in `functions` of a rule for 'worker1'" in done.stderr
 
 
 def test_check_explains_a_policy_and_warns(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_rules_hold_for_the_role_of_a_proved_identity(
         workers.run(join, f"file://{tmp_path}/store", **files(folder))
 
         assert workers[0].call(call_error, "worker1") == ""
-        assert "does not list 'textwrap.dedent'" in workers[1].call(call_error, "worker0")
+        assert "does not list 'textwrap:dedent'" in workers[1].call(call_error, "worker0")
         workers.run(leave_now)
 
 
@@ -141,7 +141,7 @@ def test_identities_without_certificates_end_the_start(tmp_path: Path, policy: P
         (f'"{SERVER}" = ["worker1"]', '"a b" = ["x"]', "is no identity"),
         ('["@trainers"]\n"', '["@boss"]\n"', "is no role of [roles]"),
         (f'"{SERVER}" = ["worker1"]', f'"{SERVER}" = "worker1"', "must be a list"),
-        ("{revoked}", '"a b"', "an entry is 'trainer0' or '0a:1b'"),
+        ("{revoked}", '"a b"', "is not written as 'trainer0' or '0a:1b'"),
         ("revoked = [{revoked}]", "revoked = 7", "must be a list of texts"),
     ],
 )

@@ -54,7 +54,7 @@ def test_refusals_are_log_records(tmp_path: Path) -> None:
         workers[1].call(guard_steps.attack, {name: calls[name] for name in ("mkdir", "argument")})
         refused, _ = workers.run(leave)
     names = [attributes["rpc_backends.guard.name"] for _, attributes in refused]
-    assert names == ["posix.mkdir", "posix:mkdir"]
+    assert names == ["posix:mkdir", "posix:mkdir"]
     for event, attributes in refused:
         assert event == "rpc_backends.guard.refused"
         assert attributes["rpc_backends.guard.peer"] == "worker1"

@@ -1,4 +1,4 @@
-"""With certificates, a worker's name belongs to the owner of its certificate, and to nobody else."""
+"""With certificates, a worker's name belongs to the owner of its certificate, and to no other worker."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from typing import Any
 import pytest
 from torch.distributed import rpc
 
-from rpc_backend_zeromq import certificates, identity
-from rpc_backend_zeromq._native import Certificates, Transport
+from rpc_backend_zeromq import _native, identity
+from rpc_backend_zeromq._native import Certificates, Transport, TransportError, make_keys
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.publication import Publication
 from rpc_backend_zeromq.settings import settings_of
-from rpc_backends_agents.engine import canonical, identities, secret, worker_certificates
+from rpc_backends_agents.engine import (
+    canonical,
+    certificates,
+    identities,
+    secret,
+    worker_certificates,
+)
 from rpc_backends_agents.engine.identities import Identities
 from rpc_backends_core.spi import SettingError
 from support import steps
@@ -431,6 +437,42 @@ def test_files_of_another_identity_or_half_written_change_nothing(
         workers.run(steps.leave)
 
 
+def test_a_key_whose_access_rights_were_corrected_is_read_again(
+    tmp_path: Path, folder: Path
+) -> None:
+    with group(tmp_path, folder) as workers:
+        issue(folder, "worker1", mode=0o640)
+        logged_line(workers[1], "'worker1' keeps its certificate", "other users can access the key")
+        os.chmod(folder / "worker1.key", 0o600)  # noqa: PTH101
+        logged_line(workers[1], "'worker1' has a new certificate of worker1")
+        workers.run(steps.leave)
+
+
+# --- FIPS --------------------------------------------------------------------------------------------
+
+
+def test_certificates_with_fips_use_the_provider(tmp_path: Path, folder: Path) -> None:
+    try:
+        make_keys(fips=True)
+    except TransportError:
+        pytest.skip("OpenSSL's FIPS provider is not installed here")
+    with group(tmp_path, folder, unix_sockets=False, fips=True) as workers:
+        workers[0].call(exercise, "worker1")
+        workers.run(steps.leave)
+
+
+def test_certificates_with_fips_but_no_provider_are_refused_with_a_remedy(
+    tmp_path: Path, folder: Path
+) -> None:
+    with Workers(2, env={"OPENSSL_MODULES": str(tmp_path)}) as workers:
+        url = f"file://{tmp_path}/store"
+        failed = workers.errors(steps.join, url, backend="ZEROMQ", fips=True, **files(folder))
+
+        for failure in failed:
+            assert "cannot start its FIPS provider" in failure.text
+            assert "Install a provider" in failure.text
+
+
 # --- revocation --------------------------------------------------------------------------------------
 
 
@@ -500,15 +542,7 @@ def test_a_key_that_others_can_read_is_refused(folder: Path) -> None:
     os.chmod(folder / "worker1.key", 0o640)  # noqa: PTH101
 
     with pytest.raises(SettingError, match=r"other users can access the key.*chmod 600"):
-        certificates.Files(
-            **dict(
-                zip(
-                    ("certificate", "key", "authority"),
-                    files(folder, "worker1").values(),
-                    strict=True,
-                )
-            )
-        ).read(fips=False)
+        certificates.Files(*files(folder, "worker1").values()).read(_native)
 
 
 @pytest.mark.parametrize(

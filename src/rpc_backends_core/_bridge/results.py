@@ -125,7 +125,8 @@ def _text(reason: Exception, classes: Iterable[str]) -> str:
     me = _me()
     # This project's own agents, and its agents in front of torch's, know which worker has answered.
     answering = getattr(agent, "answering_worker", None)
-    callee = (answering and answering()) or UNKNOWN_WORKER
+    name = answering and answering()
+    callee = repr(name) if name else UNKNOWN_WORKER
     tail = ""
     if isinstance(reason, AttributeError):
         variable = _settings.UNPICKLING_ERRORS

@@ -173,6 +173,10 @@ Traffic TransportAgent::traffic() const {
   return core_->traffic();
 }
 
+size_t TransportAgent::num_worker_threads() const {
+  return core_->options.num_worker_threads;
+}
+
 std::string TransportAgent::answering_worker() const {
   return core_->calls().answering_worker();
 }

@@ -67,6 +67,8 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
   void set_call_log(std::shared_ptr<CallLog> log);
   // Sets which requests of other workers are served; only before the agent starts.
   void set_policy(std::shared_ptr<RequestPolicy> policy);
+  // How many requests it serves at a time.
+  size_t num_worker_threads() const;
 
   const WorkerInfo& getWorkerInfo(const std::string& name) const override;
   const WorkerInfo& getWorkerInfo(torch::distributed::rpc::worker_id_t id) const override;
@@ -107,7 +109,7 @@ class TransportAgent : public torch::distributed::rpc::RpcAgent {
 
   Members& members();
   Traffic traffic() const;
-  // The worker whose answer this thread handles, or which it has called last, for error texts; may be empty.
+  // The name of the worker whose answer this thread handles, or which it has called last; may be empty.
   std::string answering_worker() const;
   // Whether this process was forked from the agent's process, so it cannot use the agent.
   bool is_forked() const { return birthplace_.is_elsewhere(); }

@@ -127,13 +127,18 @@ std::string Members::how_it_left(int id) const {
   return left == nullptr ? std::string() : left->how;
 }
 
-std::string Members::called(int id) const {
+std::string Members::name_of(int id) const {
   const WorkerInfo* info = find(id);
   if (info == nullptr) {
     const Left* const left = find_left(id);
     info = left == nullptr ? nullptr : left->info.get();
   }
-  return info ? "'" + info->name_ + "'" : "worker " + std::to_string(id);
+  return info ? info->name_ : std::string();
+}
+
+std::string Members::called(int id) const {
+  const std::string name = name_of(id);
+  return name.empty() ? "worker " + std::to_string(id) : "'" + name + "'";
 }
 
 }  // namespace rpc_backends

@@ -32,6 +32,8 @@ class Members {
   const WorkerInfo& by_id(int id) const;
   std::vector<WorkerInfo> all() const;
 
+  // The name of a worker, also of one that has left; empty if it is unknown.
+  std::string name_of(int id) const;
   // The name of a worker in quotes, or "worker ID" if the name is unknown; for messages.
   std::string called(int id) const;
   // Whether a worker had this id, and no worker has it now.

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "agent/request_policy.h"
 #include "base/log.h"
 #include "python/python_state.h"
 #include "rpc/message_kinds.h"
@@ -75,6 +76,15 @@ void MessageReceiver::handle_decoded(int peer, const Parts& parts, EventOrder::H
   if (bad) {
     refuse(peer, parts, *bad);
     return;
+  }
+  if (agent_.policy && decoded->kind == FrameKind::kAnswer && peer != agent_.id) {
+    const auto& payload = decoded->message->payload();
+    const std::string refusal = agent_.policy->answer_refusal(agent_.members.name_of(peer), decoded->message->type(),
+                                                              {payload.data(), payload.size()});
+    if (!refusal.empty()) {
+      refuse(peer, parts, refusal);
+      return;
+    }
   }
   if (is_python(decoded->message->type())) {
     PythonState::keep();

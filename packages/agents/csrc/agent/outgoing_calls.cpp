@@ -169,7 +169,7 @@ void OutgoingCalls::take_answer(int peer, Decoded& answer, EventOrder::Handling&
 }
 
 std::string OutgoingCalls::answering_worker() const {
-  return last_peer < 0 ? std::string() : agent_.members.called(last_peer);
+  return last_peer < 0 ? std::string() : agent_.members.name_of(last_peer);
 }
 
 void OutgoingCalls::count_end(const Calls::Call& call) {

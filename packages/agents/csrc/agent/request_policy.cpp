@@ -8,6 +8,7 @@
 #include "inspect/pickle_scan.h"
 #include "inspect/pickled_call.h"
 #include "inspect/script_call.h"
+#include "inspect/torch_pickle.h"
 #include "inspect/wrapper.h"
 #include "record/json.h"
 #include "rpc_backends_agents/interceptor.h"
@@ -22,6 +23,8 @@ constexpr size_t kLongestText = 512;
 constexpr size_t kMostNoted = 65536;
 // The most entries of the audit log that wait for a reader in this process.
 constexpr size_t kMostEntries = 1000;
+// The class whose methods are pickled for functions of the module torch.
+constexpr std::string_view kFunctionsOfTorch = "torch._C:_VariableFunctionsClass";
 constexpr std::string_view kUnreadable = "(cannot be read)";
 
 // `pattern`: a name in which * stands for any characters.
@@ -42,8 +45,8 @@ bool matches(std::string_view pattern, std::string_view name) {
   return false;
 }
 
-std::string cut(std::string_view text) {
-  return std::string(text.substr(0, kLongestText));
+std::string_view cut(std::string_view text) {
+  return text.substr(0, kLongestText);
 }
 
 // A text of up to 255 bytes that is kept in the memo; takes it off the pickle.
@@ -60,8 +63,14 @@ bool take_short_text(std::string_view& pickle, std::string_view& text) {
   return true;
 }
 
-// The function that the pickle of a call names. A class's method, and each function of the module torch, is pickled as
-// a call of getattr().
+std::string joined(std::string_view module, char between, std::string_view name) {
+  std::string text;
+  text.reserve(module.size() + 1 + name.size());
+  return text.append(module).append(1, between).append(name);
+}
+
+// The function that the pickle of a call names, as MODULE:QUALNAME. A class's method, and each function of the module
+// torch, is pickled as a call of getattr().
 std::string called_function(std::string_view pickle) {
   constexpr std::string_view kStart = "\x80\x04";
   // As Python writes most calls.
@@ -73,9 +82,7 @@ std::string called_function(std::string_view pickle) {
     rest.remove_prefix(kHead.size());
     if (take_short_text(rest, module) && take_short_text(rest, name) && rest.starts_with('\x93') &&
         (module != "builtins" || name != "getattr")) {
-      std::string function;
-      function.reserve(module.size() + 1 + name.size());
-      return function.append(module).append(1, '.').append(name);
+      return joined(module, ':', name);
     }
   }
   if (!pickle.starts_with(kStart)) {
@@ -96,6 +103,7 @@ std::string called_function(std::string_view pickle) {
       }
       function = scan.global();
       if (globals == 3 || (globals == 2 && function != "builtins.getattr")) {
+        function[scan.module().size()] = ':';
         break;
       }
     }
@@ -109,13 +117,43 @@ std::string called_function(std::string_view pickle) {
   for (int i = 0; i < 4; ++i) {  // the attribute's name follows the class
     const auto token = scan.next();
     if (token == PickleScan::Found::kText) {
-      return function + "." + std::string(scan.text());
+      return function == kFunctionsOfTorch ? joined("torch", ':', scan.text()) : joined(function, '.', scan.text());
     }
     if (token != PickleScan::Found::kOther) {
       break;
     }
   }
   return {};
+}
+
+// Torch's numbers of the answers that it reads from pickles in C++.
+enum AnswerType : int32_t {
+  kScriptReturn = 0x201,
+  kRemoteReturn = 0x206,
+  kScriptRRefFetchReturn = 0x209,
+  kPythonRRefFetchReturn = 0x20a,
+  kForwardAutogradAnswer = 0x210,
+  kProfilingAnswer = 0x216,
+};
+
+// What would harm the caller that reads an answer; empty if there is nothing. Torch puts an answer in one wrapper of
+// each kind at most.
+std::string answer_problem(int32_t type, std::string_view payload, const PickleLimits& limits) {
+  for (int wrappers = 0; type == kForwardAutogradAnswer || type == kProfilingAnswer; ++wrappers) {
+    const auto found = type == kForwardAutogradAnswer ? read_autograd_wrapper(payload) : read_profiling_answer(payload);
+    if (!found || wrappers == 2) {
+      return "the wrapper of its answer has another form than torch's";
+    }
+    std::string problem = torch_pickle_problem(found->pickle, limits);
+    if (!problem.empty()) {
+      return problem;
+    }
+    type = found->type;
+    payload = found->payload;
+  }
+  const bool is_pickle = type == kScriptReturn || type == kRemoteReturn || type == kScriptRRefFetchReturn ||
+                         type == kPythonRRefFetchReturn;
+  return is_pickle ? torch_pickle_problem(payload, limits) : std::string();
 }
 
 std::string_view python_pickle(const InspectedRequest& request) {
@@ -127,11 +165,13 @@ std::string_view python_pickle(const InspectedRequest& request) {
 
 }  // namespace
 
-RequestPolicy::RequestPolicy(const std::vector<Rule>& rules, std::string worker, bool refuses, bool learns, int log)
+RequestPolicy::RequestPolicy(const std::vector<Rule>& rules, std::string worker, bool refuses, bool learns, int log,
+                             const PickleLimits& limits)
     : rules_(rules),
       worker_(std::move(worker)),
       refuses_(refuses),
       learns_(learns),
+      limits_(limits),
       log_(log < 0 ? nullptr : std::make_unique<const Fd>(log)) {}
 
 std::shared_ptr<const RequestPolicy::Permitted> RequestPolicy::permitted(const std::string& peer) {
@@ -162,12 +202,11 @@ std::shared_ptr<const RequestPolicy::Permitted> RequestPolicy::permitted(const s
 std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::string& peer, int32_t type,
                                                                  std::string_view payload) {
   const auto rules = permitted(peer);
-  const auto check = [&](std::string_view kind, std::string name, bool is_permitted) -> std::optional<Asked> {
-    Asked asked{kind, std::move(name), is_permitted};
+  const auto check = [&](std::string_view kind, std::string_view name, bool is_permitted) -> std::optional<Asked> {
     if (learns_) {
-      note(peer, asked);
+      note(peer, {kind, std::string(name)});
     }
-    return is_permitted || learns_ ? std::nullopt : std::optional(std::move(asked));
+    return is_permitted || learns_ ? std::nullopt : std::optional(Asked{kind, std::string(name)});
   };
   const InspectedRequest request = unwrap(type, payload);
   for (const int32_t wrapper : request.wrappers) {
@@ -182,6 +221,12 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
       request.type == kForwardAutogradRequest || request.type == kRunWithProfilingRequest) {
     return check("requests", "a wrapper in another form than torch's", false);
   }
+  if (request.type != kPythonCall) {  // torch reads it in C++
+    const std::string problem = torch_pickle_problem(request.payload, limits_);
+    if (!problem.empty()) {
+      return check("message", problem, false);
+    }
+  }
   switch (request.type) {
     case kPythonCall:
     case kPythonRemoteCall: {
@@ -189,14 +234,13 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
       if (learns_) {
         return std::nullopt;  // Python notes the module and the qualified name
       }
-      return check("functions", function.empty() ? std::string(kUnreadable) : cut(function),
-                   rules->functions.count(function) != 0);
+      return check("functions", function.empty() ? kUnreadable : cut(function), rules->functions.count(function) != 0);
     }
     case kScriptCall:
     case kScriptRemoteCall: {
       const auto callee = read_script_call(request.payload, request.type == kScriptRemoteCall);
       if (!callee) {
-        return check("scripts", std::string(kUnreadable), false);
+        return check("scripts", kUnreadable, false);
       }
       if (!callee->is_operator) {
         return check("scripts", cut(callee->name), rules->scripts.count(callee->name) != 0);
@@ -224,16 +268,28 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
 
 std::string RequestPolicy::refusal(const std::string& peer, int32_t type, std::string_view payload) {
   const auto asked = find_unlisted(peer, type, payload);
-  if (!asked) {
+  if (!asked || !refuse(peer, *asked)) {
     return {};
   }
-  write(refuses_ ? "refused" : "would refuse", peer, *asked);
-  if (!refuses_) {
-    return {};
+  if (asked->kind == "message") {
+    return "worker '" + worker_ + "' refuses a request of '" + peer + "', by its guard policy: " + asked->name;
   }
-  ++refused_;
   return "worker '" + worker_ + "' refuses a request of '" + peer + "': its guard policy does not list '" +
          asked->name + "' in `" + std::string(asked->kind) + "` of a rule for '" + peer + "'";
+}
+
+std::string RequestPolicy::answer_refusal(const std::string& peer, int32_t type, std::string_view payload) {
+  if (learns_) {
+    return {};
+  }
+  const Asked asked{"message", answer_problem(type, payload, limits_)};
+  return asked.name.empty() || !refuse(peer, asked) ? std::string() : "its guard policy: " + asked.name;
+}
+
+bool RequestPolicy::refuse(const std::string& peer, const Asked& asked) {
+  write(refuses_ ? "refused" : "would refuse", peer, asked);
+  refused_ += refuses_ ? 1 : 0;
+  return refuses_;
 }
 
 void RequestPolicy::note(const std::string& peer, const Asked& asked) {
@@ -247,7 +303,8 @@ void RequestPolicy::note(const std::string& peer, const Asked& asked) {
 }
 
 void RequestPolicy::write(std::string_view event, const std::string& peer, const Asked& asked) const {
-  if (!log_ && learns_) {
+  const bool is_read = !learns_ && AuditEntries::of_process().keeps();
+  if (!log_ && !is_read) {
     return;
   }
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
@@ -260,7 +317,7 @@ void RequestPolicy::write(std::string_view event, const std::string& peer, const
       .field("name", asked.name)
       .field("time_ms", static_cast<int64_t>(now.count() * 1000))
       .end('}');
-  if (!learns_) {
+  if (is_read) {
     AuditEntries::of_process().add(json.text());
   }
   if (log_) {

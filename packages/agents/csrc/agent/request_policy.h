@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "inspect/pickle_limits.h"
 #include "rpc_backends_agents/fd.h"
 
 namespace rpc_backends {
@@ -22,7 +23,7 @@ class RequestPolicy {
   // What some workers may ask for.
   struct Rule {
     std::vector<std::string> peers;      // names of workers, in which * stands for any characters
-    std::vector<std::string> functions;  // MODULE.QUALNAME
+    std::vector<std::string> functions;  // MODULE:QUALNAME
     std::vector<std::string> operators;  // NAMESPACE::NAME for all overloads, or NAMESPACE::NAME.OVERLOAD
     std::vector<std::string> scripts;    // qualified names of TorchScript functions
     bool fetch = false;                  // values of RRefs
@@ -31,11 +32,15 @@ class RequestPolicy {
   };
 
   // `refuses`: false to serve also what no rule permits, and only to write it to the log. `log`: a descriptor of a file
-  // opened for appending, or -1. `learns`: writes each thing that a worker asks for once.
-  RequestPolicy(const std::vector<Rule>& rules, std::string worker, bool refuses, bool learns, int log);
+  // opened for appending, or -1. `learns`: writes each thing that a worker asks for once. `limits`: of the pickles that
+  // torch reads in C++.
+  RequestPolicy(const std::vector<Rule>& rules, std::string worker, bool refuses, bool learns, int log,
+                const PickleLimits& limits = {});
 
   // The reason why a request of `peer` is not served; empty if it is. `type`: torch's number. Any thread may call it.
   std::string refusal(const std::string& peer, int32_t type, std::string_view payload);
+  // The reason why an answer of `peer` is not read; empty if it is. Python decides what its unpickler reads.
+  std::string answer_refusal(const std::string& peer, int32_t type, std::string_view payload);
 
   uint64_t refused() const { return refused_; }
 
@@ -50,18 +55,20 @@ class RequestPolicy {
   struct Asked {
     std::string_view kind;  // of a rule's entry
     std::string name;
-    bool is_permitted = false;
   };
 
   std::shared_ptr<const Permitted> permitted(const std::string& peer);
   // The first thing in a request that is not permitted; empty if there is none.
   std::optional<Asked> find_unlisted(const std::string& peer, int32_t type, std::string_view payload);
+  // Writes to the log what is not listed. Returns whether it is refused.
+  bool refuse(const std::string& peer, const Asked& asked);
   void note(const std::string& peer, const Asked& asked);
   void write(std::string_view event, const std::string& peer, const Asked& asked) const;
 
   const std::vector<Rule> rules_;
   const std::string worker_;
   const bool refuses_, learns_;
+  const PickleLimits limits_;
   const std::unique_ptr<const Fd> log_;  // null without a log
   std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<const Permitted>> by_peer_;
@@ -77,6 +84,7 @@ class AuditEntries {
 
   // From now on, keeps entries until they are taken.
   void keep() { keeps_ = true; }
+  bool keeps() const { return keeps_; }
   // Keeps an entry, unless too many wait; take() then says how many are missing.
   void add(const std::string& entry);
   std::vector<std::string> take();

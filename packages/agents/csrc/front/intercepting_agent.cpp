@@ -178,7 +178,7 @@ std::string InterceptingAgent::answering_worker() const {
   if (call_log_ && last_peer >= 0) {  // the log notes whose answer it is
     (void)error_in([&] { name = inner_->getWorkerInfo(static_cast<rpc::worker_id_t>(last_peer)).name_; });
   }
-  return name.empty() ? name : "'" + name + "'";
+  return name;
 }
 
 const rpc::WorkerInfo& InterceptingAgent::getWorkerInfo(const std::string& name) const {

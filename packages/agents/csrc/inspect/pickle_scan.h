@@ -126,6 +126,8 @@ class PickleScan {
   std::string_view text() const { return last_; }
   int64_t number() const { return number_; }
   const std::string& global() const { return global_; }
+  // The module in it.
+  std::string_view module() const { return module_; }
   size_t position() const { return at_; }
 
  private:
@@ -236,6 +238,7 @@ class PickleScan {
 
   Found global_of(std::string_view module, std::string_view name) {
     global_ = std::string(module) + "." + std::string(name);
+    module_ = module;
     last_is_text_ = false;
     return Found::kGlobal;
   }
@@ -272,6 +275,7 @@ class PickleScan {
   bool last_is_text_ = false;
   int64_t number_ = 0;
   std::string global_;
+  std::string_view module_;
   std::unordered_map<uint64_t, std::optional<std::string_view>> memo_;
 };
 

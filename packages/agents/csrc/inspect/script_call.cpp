@@ -20,6 +20,8 @@ constexpr std::string_view kRRef = "torch.distributed.rpc.rref";
 constexpr std::string_view kDevice = "torch.device";
 // The most opcodes that the end of a call consists of.
 constexpr size_t kTail = 32;
+// The longest name of a function, and the longest schema of an operator. Torch parses schemas by recursion.
+constexpr size_t kLongestSchema = 4096;
 
 struct Token {
   char opcode = 0;
@@ -102,6 +104,9 @@ std::optional<ScriptCallee> read_script_call(std::string_view pickle, bool is_re
   }
   const std::string_view name = tokens[at].text;
   const Token& before = tokens[at + 1];
+  if (std::max(name.size(), before.text.size()) > kLongestSchema) {
+    return std::nullopt;
+  }
   if (!name.starts_with(kOperators)) {
     const bool says_whether_async = before.opcode == '\x88' || before.opcode == '\x89';
     return says_whether_async ? std::optional(ScriptCallee{false, std::string(name)}) : std::nullopt;

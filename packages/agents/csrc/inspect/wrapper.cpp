@@ -77,6 +77,7 @@ class WrapperReader {
     next_ = 1;
   }
 
+  bool is_valid() const { return is_valid_; }
   bool is_at_end() const { return is_valid_ && left_.empty(); }
 
  private:
@@ -116,11 +117,12 @@ std::optional<std::string_view> take_pickle(std::string_view& payload) {
   return pickle;
 }
 
-std::optional<Wrapped> wrapped(const WrapperReader& reader, int64_t type, std::string_view payload) {
+std::optional<Wrapped> wrapped(const WrapperReader& reader, int64_t type, std::string_view payload,
+                               std::string_view pickle) {
   if (!reader.is_at_end() || type < 0 || type > INT32_MAX) {
     return std::nullopt;
   }
-  return Wrapped{static_cast<int32_t>(type), payload};
+  return Wrapped{static_cast<int32_t>(type), payload, pickle};
 }
 
 }  // namespace
@@ -139,7 +141,7 @@ std::optional<Wrapped> read_autograd_wrapper(std::string_view payload) {
   }
   reader.tag();
   reader.take("}(");
-  for (int i = 0; i < kMostDevices && !reader.take_if("u"); ++i) {
+  for (int i = 0; i < kMostDevices && reader.is_valid() && !reader.take_if("u"); ++i) {
     reader.device();
     reader.device();
     if (i == kMostDevices - 1) {
@@ -151,7 +153,7 @@ std::optional<Wrapped> read_autograd_wrapper(std::string_view payload) {
   reader.take("\x86R");
   reader.memo();
   reader.take("t.");
-  return wrapped(reader, type, payload);
+  return wrapped(reader, type, payload, *pickle);
 }
 
 InspectedRequest unwrap(int32_t type, std::string_view payload) {
@@ -192,7 +194,24 @@ std::optional<Wrapped> read_profiling_wrapper(std::string_view payload) {
   reader.number();
   reader.number();
   reader.take("\x86\x87.");
-  return wrapped(reader, type, payload);
+  return wrapped(reader, type, payload, *pickle);
+}
+
+// A tuple: the type, the id, the number of events, and the events. The first value of the pickle is the first element:
+// nothing can be put before it, and what takes it from the stack leaves no number in its place.
+std::optional<Wrapped> read_profiling_answer(std::string_view payload) {
+  const auto pickle = take_pickle(payload);
+  if (!pickle) {
+    return std::nullopt;
+  }
+  WrapperReader reader(*pickle);
+  reader.take("\x80\x02");
+  reader.take_if("(");
+  const int64_t type = reader.number();
+  if (!reader.is_valid() || type < 0 || type > INT32_MAX) {
+    return std::nullopt;
+  }
+  return Wrapped{static_cast<int32_t>(type), payload, *pickle};
 }
 
 }  // namespace rpc_backends

@@ -12,6 +12,7 @@ namespace rpc_backends {
 struct Wrapped {
   int32_t type = 0;          // the number of the request's type in torch
   std::string_view payload;  // of the request
+  std::string_view pickle;   // of the wrapper
 };
 
 // Reads the payload of a wrapper: the payload of the request, a pickle, and the length of the pickle in eight bytes.
@@ -19,6 +20,8 @@ struct Wrapped {
 // if it has any other form.
 std::optional<Wrapped> read_autograd_wrapper(std::string_view payload);
 std::optional<Wrapped> read_profiling_wrapper(std::string_view payload);
+// The same for the answer to a call under a profiler, of which only the type is read: events of a profiler follow it.
+std::optional<Wrapped> read_profiling_answer(std::string_view payload);
 
 // A request without the wrappers that torch puts around it for autograd and profiling.
 struct InspectedRequest {

@@ -124,8 +124,13 @@ void bind_policy(py::module_& module) {
            py::kw_only(), py::arg("peers"), py::arg("functions"), py::arg("operators"), py::arg("scripts"),
            py::arg("fetch"), py::arg("autograd"), py::arg("profiling"));
   py::class_<RequestPolicy, std::shared_ptr<RequestPolicy>>(module, "RequestPolicy", py::module_local())
-      .def(py::init<const std::vector<Rule>&, std::string, bool, bool, int>(), py::arg("rules"), py::kw_only(),
-           py::arg("worker"), py::arg("refuses"), py::arg("learns"), py::arg("log"))
+      .def(py::init([](const std::vector<Rule>& rules, std::string worker, bool refuses, bool learns, int log,
+                       size_t depth, uint64_t bytes) {
+             return std::make_shared<RequestPolicy>(rules, std::move(worker), refuses, learns, log,
+                                                    PickleLimits{depth, bytes});
+           }),
+           py::arg("rules"), py::kw_only(), py::arg("worker"), py::arg("refuses"), py::arg("learns"), py::arg("log"),
+           py::arg("depth") = PickleLimits().depth, py::arg("bytes") = PickleLimits().bytes)
       .def_property_readonly("refused", &RequestPolicy::refused);
   module.def("take_caller", &ServedRequest::take);
   module.def("keep_audit_entries", [] { AuditEntries::of_process().keep(); });
@@ -138,16 +143,17 @@ void bind_policy(py::module_& module) {
     }
     return entries;
   });
-  module.def(
-      "check_pickle",
-      [](std::string_view pickle, size_t depth, uint64_t bytes, uint64_t keys) {
-        PickleReport report = check_pickle(pickle, PickleLimits{depth, bytes, keys});
-        // The function's name: empty for plain values, None for everything else.
-        py::object function =
-            report.form == PickleReport::Form::kOther ? py::object(py::none()) : for_python(report.function);
-        return py::make_tuple(std::move(report.problem), std::move(function));
-      },
-      py::arg("pickle"), py::arg("depth"), py::arg("bytes"), py::arg("keys"));
+  py::class_<PickleLimits>(module, "PickleLimits", py::module_local())
+      .def(py::init<size_t, uint64_t, uint64_t>(), py::kw_only(), py::arg("depth"), py::arg("bytes"), py::arg("keys"))
+      // The name of the function that a pickle calls: empty for plain values, None for everything else.
+      .def("called",
+           [](const PickleLimits& self, std::string_view pickle) {
+             const PickleReport report = check_pickle(pickle, self);
+             return report.form == PickleReport::Form::kOther ? py::object(py::none()) : for_python(report.function);
+           })
+      // What is wrong with a pickle; empty for nothing.
+      .def("problem",
+           [](const PickleLimits& self, std::string_view pickle) { return check_pickle(pickle, self).problem; });
 }
 
 PYBIND11_MODULE(_C, module) {
@@ -217,6 +223,7 @@ PYBIND11_MODULE(_C, module) {
            })
       .def("set_devices", &set_devices, py::arg("maps"), py::arg("reverse_maps"), py::arg("devices"))
       .def("set_policy", &TransportAgent::set_policy, py::arg("policy"))
+      .def_property_readonly("num_worker_threads", &TransportAgent::num_worker_threads)
       .def("traffic", &TransportAgent::traffic)
       .def("answering_worker", &TransportAgent::answering_worker);
 

@@ -38,7 +38,7 @@ class RequestPolicyTest : public testing::Test {
   static RequestPolicy::Rule rule() {
     RequestPolicy::Rule listed;
     listed.peers = {"trainer*"};
-    listed.functions = {"train.step"};
+    listed.functions = {"train:step"};
     listed.autograd = true;
     return listed;
   }
@@ -50,11 +50,24 @@ TEST_F(RequestPolicyTest, OnlyListedFunctionsOfListedPeersAreServed) {
   EXPECT_NE(policy_.refusal("other", kPythonCall, call("train", "step")), "");
   EXPECT_EQ(
       policy_.refusal("trainer0", kPythonCall, call("train", "stop")),
-      "worker 'ps' refuses a request of 'trainer0': its guard policy does not list 'train.stop' in `functions` of "
+      "worker 'ps' refuses a request of 'trainer0': its guard policy does not list 'train:stop' in `functions` of "
       "a rule for 'trainer0'");
   EXPECT_NE(policy_.refusal("trainer0", kPythonCall, call("train", "step2")), "");
   EXPECT_NE(policy_.refusal("trainer0", kPythonCall, ""), "");
   EXPECT_EQ(policy_.refused(), 4U);
+}
+
+TEST_F(RequestPolicyTest, RefusalsNameTheEntryOfThePolicy) {
+  const auto attribute = [](const std::string& module, const std::string& owner, const std::string& name) {
+    const std::string opcodes = global("torch.distributed.rpc.internal", "PythonUDF") + global("builtins", "getattr") +
+                                global(module, owner) + text(name) + "\x86\x94R\x94)}\x94\x87\x94\x81\x94.";
+    return "\0\x80\x04\x95"s + static_cast<char>(opcodes.size()) + std::string(7, '\0') + opcodes;
+  };
+  const auto asked = [&](const std::string& request) { return policy_.refusal("trainer0", kPythonCall, request); };
+  EXPECT_NE(asked(call("a.b", "C.d")).find("does not list 'a.b:C.d' in"), std::string::npos);
+  EXPECT_NE(asked(attribute("a.b", "C", "d")).find("does not list 'a.b:C.d' in"), std::string::npos);
+  EXPECT_NE(asked(attribute("torch._C", "_VariableFunctionsClass", "add")).find("does not list 'torch:add' in"),
+            std::string::npos);
 }
 
 TEST_F(RequestPolicyTest, WrappersAreReadInTorchsFormOnly) {
@@ -80,7 +93,7 @@ TEST_F(RequestPolicyTest, EntriesOfTheLogAreKeptForAReader) {
   }
   const auto taken = entries.take();
   ASSERT_EQ(taken.size(), 1001U);
-  EXPECT_NE(taken.front().find("os.system"), std::string::npos);
+  EXPECT_NE(taken.front().find("os:system"), std::string::npos);
   EXPECT_NE(taken.back().find("\"count\":5"), std::string::npos);
   EXPECT_TRUE(entries.take().empty());
 }

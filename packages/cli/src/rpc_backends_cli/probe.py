@@ -52,6 +52,8 @@ def _well(backend: str, data: dict[str, Any], other: dict[str, Any]) -> Finding:
         f"{seconds(data['median_call_seconds'])} a call, "
         f"first {seconds(data['first_call_seconds'])}, start {seconds(data['start_seconds'])}"
     )
+    if data["note"]:
+        text += f"; {data['note']}"
     return Finding("ok", backend, text, data)
 
 
@@ -88,12 +90,15 @@ def _call_each_other(
     options = rpc_backends_core.construct_rpc_backend_options(
         backend, rpc_timeout=rpc_timeout, init_method=url
     )
+    # An engine whose workers have certificates says how two workers can use one of this host.
+    prepare = getattr(options, "prepare_probe", None)
+    note: str = prepare() if prepare is not None else ""
     me.doing("starting")
     started = time.perf_counter()
     rpc.init_rpc(
         f"doctor{rank}", backend=backend, rank=rank, world_size=2, rpc_backend_options=options
     )
-    data: dict[str, Any] = {"start_seconds": time.perf_counter() - started}
+    data: dict[str, Any] = {"start_seconds": time.perf_counter() - started, "note": note}
     if rank == 0:
         me.doing("calling")
         data.update(_call(rpc))

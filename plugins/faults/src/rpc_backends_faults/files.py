@@ -212,16 +212,6 @@ def read_text(path: Path, what: str, *, most: int | None = None, errors: str = "
     raise RuleError([problem])
 
 
-def state(path: Path) -> tuple[int, ...]:
-    """Return a value that differs after every change of a file.
-
-    :raises OSError: the file does not exist.
-    """
-    status = path.stat()
-    # st_ctime also changes when a file becomes readable.
-    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
-
-
 def _data(path: Path, most: int) -> bytes | None:
     with open(path, "rb", opener=_without_waiting) as file:
         return file.read(most) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None

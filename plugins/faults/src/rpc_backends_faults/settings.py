@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rpc_backends_agents.engine.files import state
 from rpc_backends_core.spi import nearest
 from rpc_backends_faults import files
 from rpc_backends_faults.checking import is_seed
@@ -173,7 +174,7 @@ def now() -> Wanted | None:
     seen = None
     if asked.rules is not None:
         with contextlib.suppress(OSError):  # files.read() reports the error
-            seen = files.state(asked.rules)
+            seen = state(asked.rules)
     of_file = files.read(asked.rules) if asked.rules is not None else RuleSet()
     return Wanted(
         seeds=Seeds(asked.seed, next((rules.seed for rules in sources if rules.seed), None)),

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from rpc_backends_agents.engine.files import state
 from rpc_backends_faults import files
 from rpc_backends_faults.engine import Engine, logger
-from rpc_backends_faults.files import state
 from rpc_backends_faults.rules import RuleError, RuleSet
 
 #: Seconds between checks of the file.

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_agents import check_pickle
+from rpc_backends_agents import PickleLimits
 from rpc_backends_core.spi import torch_internals
 from rpc_backends_guard import gathers, names
 from rpc_backends_guard.audit import Audit
@@ -22,6 +22,9 @@ from rpc_backends_guard.unpickling import (
     unpickle_plain,
 )
 
+#: What the positional arguments of a call may be; torch sends what the program has passed.
+_SEQUENCES = frozenset({tuple, list})
+
 
 def _shown(peer: str | None) -> str:
     return repr(peer) if peer else "another worker"
@@ -32,7 +35,7 @@ def _answering() -> str | None:
     if not torch_internals.has_current_agent():
         return None
     answering = getattr(torch_internals.current_agent(), "answering_worker", None)
-    return (answering and answering().strip("'")) or None
+    return (answering and answering()) or None
 
 
 class Permissions:
@@ -64,17 +67,23 @@ class Decisions:
 
     :param worker: the name of this worker.
     :param is_partial: whether the backend does not tell who calls.
+    :param threads: how many requests this worker serves at a time.
     :raises ImportError: the policy names a module that this worker does not have.
     :raises AttributeError: a module lacks what the policy names.
     """
 
-    def __init__(self, policy: Policy, worker: str, audit: Audit, *, is_partial: bool) -> None:
+    def __init__(
+        self, policy: Policy, worker: str, audit: Audit, *, is_partial: bool, threads: int = 16
+    ) -> None:
         self._policy = policy
-        self._limits = (policy.max_depth, policy.max_bytes, policy.max_keys)
+        self._limits = PickleLimits(
+            depth=policy.max_depth, bytes=policy.max_bytes, keys=policy.max_keys
+        )
+        self._called = self._limits.called
         self._worker = worker
         self._audit = audit
         self._is_partial = is_partial
-        self._presence = Presence()
+        self._presence = Presence(threads)
         self._of_calls = Names(policy.types, with_call=True)
         self._of_results = Names(policy.types, with_call=is_partial)
         self._permissions: dict[str | None, Permissions] = {}
@@ -89,15 +98,15 @@ class Decisions:
 
         :raises GuardError: the policy does not permit it.
         """
-        depth, size, keys = self._limits
-        problem, function = check_pickle(data, depth, size, keys)
+        function = self._called(data)
         try:
-            rules = self._of(peer)
-            if function:
-                call = self._plain_call(data, rules.functions.get(function))
+            rules = self._permissions.get(peer) or self._of(peer)
+            real = rules.functions.get(function) if function else None
+            if real is not None:
+                call = self._plain_call(data, real)
                 if call is not None:
                     return call
-            return self._decide(unpickle(data, self._of_calls, problem), rules, peer)
+            return self._decide(self._unpickle(data, self._of_calls), rules, peer)
         except GuardError as error:
             text = f"worker {self._worker!r} refuses a call of {_shown(peer)}: {error}"
             raise self._refused(error, peer, text) from None
@@ -107,12 +116,10 @@ class Decisions:
 
         :raises GuardError: the policy does not permit it.
         """
-        depth, size, keys = self._limits
-        problem, function = check_pickle(data, depth, size, keys)
         try:
-            if function == "":
+            if self._called(data) == "":
                 return unpickle_plain(data)
-            return self._decide_result(unpickle(data, self._of_results, problem), data)
+            return self._decide_result(self._unpickle(data, self._of_results), data)
         except GuardError as error:
             peer = _answering()
             text = (
@@ -121,19 +128,20 @@ class Decisions:
             )
             raise self._refused(error, peer, text) from None
 
+    def _unpickle(self, data: bytes, known: Names) -> Unpickled:
+        return unpickle(data, known, self._limits.problem(data))
+
     def _plain_call(self, data: bytes, real: Any) -> Any:
         """Return a call of a listed function with plain values and tensors; None for any other.
 
         The pickle names nothing but this function and calls nothing but torch's classes, so Python's own
         unpickler is safe.
 
-        :param real: the function; None if it is not listed.
+        :param real: the function.
         """
-        if real is None:
-            return None
         call = unpickle_plain(data)
         function, arguments, keywords = call
-        if function is not real or type(arguments) is not tuple or type(keywords) is not dict:
+        if function is not real or type(arguments) not in _SEQUENCES or type(keywords) is not dict:
             return None
         if keywords and not all(type(keyword) is str for keyword in keywords):
             return None
@@ -153,9 +161,7 @@ class Decisions:
         return value
 
     def _of(self, peer: str | None) -> Permissions:
-        known = self._permissions.get(peer)
-        if known is None:
-            known = self._permissions[peer] = Permissions(self._policy, peer)
+        known = self._permissions[peer] = Permissions(self._policy, peer)
         return known
 
     def _refused(self, error: GuardError, peer: str | None, text: str) -> GuardError:
@@ -170,8 +176,13 @@ class Decisions:
         function, arguments, keywords = parts
         name = name_of(function)
         unpickled.place_function(function)
-        if name is None or type(arguments) is not tuple or type(keywords) is not dict:
+        if name is None:
             raise GuardError("it calls a value that it has made, which is not a function")
+        if type(arguments) not in _SEQUENCES or type(keywords) is not dict:
+            raise GuardError(
+                f"the arguments of its call of {name!r} are no tuple or list and a dict"
+            )
+        arguments = tuple(arguments)
         if keywords and not all(type(keyword) is str for keyword in keywords):
             raise GuardError("a keyword of the call is not a text")
         if name in names.INVOKES and name not in rules.functions:

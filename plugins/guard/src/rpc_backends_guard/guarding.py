@@ -50,7 +50,8 @@ def start(agent: Any, backend: str, policy: Policy) -> Any:
     if problems:
         raise PolicyError("\n".join(problems))
     audit = Audit(policy.audit, worker)
-    decisions = Decisions(policy, worker, audit, is_partial=inner is None)
+    threads = 16 if inner is None else inner.num_worker_threads  # TENSORPIPE's default
+    decisions = Decisions(policy, worker, audit, is_partial=inner is None, threads=threads)
     if inner is None:
         logger.warning(
             "the guard of RPC worker %r is partial on %s: operators, TorchScript, values of RRefs, "
@@ -67,6 +68,8 @@ def start(agent: Any, backend: str, policy: Policy) -> Any:
                 refuses=policy.enforces,
                 learns=False,
                 log=audit.duplicate(),
+                depth=policy.max_depth,
+                bytes=policy.max_bytes,
             )
         )
     describe_guard(f"{'enforces' if policy.enforces else 'warns'} sha256 {policy.digest}")
@@ -153,11 +156,9 @@ def _native(agent: Any) -> Any:
 
 
 def _native_rule(rule: Rule) -> RequestRule:
-    functions = [written for name in rule.functions for written in names.pickled(name)]
-    own = [names.GATHERS, names.BROADCASTS]
+    functions = [*rule.functions, names.GATHERS, names.BROADCASTS]
     if rule.methods:
-        own += [*names.INVOKES, names.TYPE_OF, names.FORWARDS]
-    functions += [written for name in own for written in names.pickled(name)]
+        functions += [*names.INVOKES, names.TYPE_OF, names.FORWARDS]
     return RequestRule(
         peers=list(rule.peers),
         functions=functions,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 
-from rpc_backends_agents.engine import identities
+from rpc_backends_agents.engine import files, identities
 from rpc_backends_agents.engine.identities import Identities
 from rpc_backends_guard.policy import Policy, PolicyError, read
 
@@ -32,12 +31,12 @@ class _Rules:
     def __init__(self, policy: Policy, file: str) -> None:
         self._policy = policy
         self._file = file
-        self._state = _state(file)
+        self._state = files.state_if_there(file)
         self._rules = _of(policy, policy.revoked)
 
     def __call__(self) -> Identities:
         """Return the rules that hold now."""
-        state = _state(self._file)
+        state = files.state_if_there(self._file)
         if state != self._state:
             self._state = state
             try:
@@ -65,11 +64,3 @@ def _of(policy: Policy, revoked: tuple[str, ...]) -> Identities:
 
 def _constant(rules: Identities) -> Callable[[], Identities]:
     return lambda: rules
-
-
-def _state(file: str) -> tuple[int, ...] | None:
-    try:
-        status = os.stat(file)  # noqa: PTH116  # cheap: workers look several times a second
-    except OSError:
-        return None
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

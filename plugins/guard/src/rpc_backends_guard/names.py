@@ -55,15 +55,6 @@ def canonical(name: str) -> str:
     return f"torch:{name.removeprefix(_OF_TORCH)}" if name.startswith(_OF_TORCH) else name
 
 
-def pickled(name: str) -> list[str]:
-    """Return how the head of a message may write a name of a policy: MODULE.QUALNAME."""
-    module, _, qualname = name.partition(":")
-    written = [f"{module}.{qualname}"]
-    if module == "torch":
-        written.append(f"{_OF_TORCH.replace(':', '.')}{qualname}")
-    return written
-
-
 def _plain_bytearray(content: bytes = b"", /) -> bytearray:
     """Make a bytearray of bytes, and never one of a size."""
     if type(content) is not bytes:

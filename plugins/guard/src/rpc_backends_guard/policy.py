@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import hashlib
 import re
@@ -194,6 +195,19 @@ def place(policy: Policy, entry: str) -> str:
     return _place(policy.source, lines, entry)
 
 
+def _wrong(name: str, entry: Any, pattern: re.Pattern[str], example: str) -> str:
+    """Return what is wrong with an entry of a list, and what to write."""
+    if not isinstance(entry, str):
+        return f"is {entry!r}; an entry is {example}"
+    if "*" in entry and (name == "types" or (name in ENTRIES and name != "peers")):
+        return "has a '*', which only names of workers may have; list each name in full"
+    module, _, last = entry.rpartition(".")
+    for guess in (f"{module}:{last}", f"aten::{re.split('[.:]', entry)[-1]}"):
+        if pattern.fullmatch(guess):
+            return f"is not written as {example}; did you mean {guess!r}?"
+    return f"is not written as {example}"
+
+
 def _place(file: str, lines: list[str], key: str) -> str:
     word = re.compile(rf"(?<![\w.:*@]){re.escape(key)}(?![\w.:*])")
     line = next((n for n, text in enumerate(lines, 1) if word.search(text)), None)
@@ -210,16 +224,17 @@ class _Reader:
 
     def policy(self, parsed: dict[str, Any], digest: str) -> Policy:
         self._known(parsed, _TOP, "the policy")
-        if parsed.get("version") != VERSION or type(parsed.get("version")) is not int:
-            self._problem("version", f"is {parsed.get('version')!r}; it must be {VERSION}")
+        if "version" not in parsed:
+            self._problem("version", f"is missing; begin the policy with version = {VERSION}")
+        elif parsed["version"] != VERSION or type(parsed["version"]) is not int:
+            self._problem("version", f"is {parsed['version']!r}; it must be {VERSION}")
         mode = self._value(parsed, "mode", str, "enforce")
         if mode not in _MODES:
             self._problem("mode", f"is {mode!r}; it must be {' or '.join(map(repr, _MODES))}")
         audit = self._value(parsed, "audit", str, f"{self._file.stem}.audit.jsonl")
         roles = self._roles(self._value(parsed, "roles", dict, {}))
         rules = tuple(
-            self._rule(number, table, roles)
-            for number, table in enumerate(self._value(parsed, "rule", list, []), 1)
+            self._rule(number, table, roles) for number, table in enumerate(self._rules(parsed), 1)
         )
         types = self._names(parsed, "types", _NAME, "'package.module:Class'", "the policy")
         identities = self._identities(self._value(parsed, "identities", dict, {}), roles)
@@ -250,6 +265,15 @@ class _Reader:
             **{name: value for name, value in limits.items() if value is not None},
         )
 
+    def _rules(self, parsed: dict[str, Any]) -> list[Any]:
+        found = parsed.get("rule", [])
+        if type(found) is list:
+            return found
+        self._problem(
+            "rule", "is no list of rules; write [[rule]], with two brackets, above each rule"
+        )
+        return []
+
     def _rule(self, number: int, table: Any, roles: Mapping[str, tuple[str, ...]]) -> Rule:
         where = f"rule {number}"
         if not isinstance(table, dict):
@@ -260,7 +284,7 @@ class _Reader:
             name: self._names(table, name, pattern, example, where)
             for name, (pattern, example) in ENTRIES.items()
         }
-        if not lists["peers"]:
+        if not table.get("peers"):
             self._problem(
                 "peers", f"is missing or empty in {where}; list the workers that it is for"
             )
@@ -314,13 +338,15 @@ class _Reader:
     ) -> tuple[str, ...]:
         value = table.get(name, [])
         if not isinstance(value, list):
-            self._problem(name, f"in {where} is {value!r}; it must be a list of texts")
+            self._problem(
+                name, f"in {where} is {value!r}; it must be a list of texts; an entry is {example}"
+            )
             return ()
         for entry in value:
             if not isinstance(entry, str) or not pattern.fullmatch(entry):
                 self._problem(
                     entry if isinstance(entry, str) else name,
-                    f"in {name!r} of {where} is {entry!r}; an entry is {example}",
+                    f"in {name!r} of {where} {_wrong(name, entry, pattern, example)}",
                 )
         return tuple(str(entry) for entry in value)
 
@@ -341,9 +367,15 @@ class _Reader:
     def _known(self, table: Mapping[str, Any], names: Iterable[str], where: str) -> None:
         allowed = tuple(names)
         for key in table:
-            if key not in allowed:
-                self._problem(key, f"is no key of {where}; allowed are {', '.join(allowed)}")
+            if key in allowed:
+                continue
+            advice = ""
+            if where != "the policy" and key in _TOP:
+                advice = "it belongs to the whole policy: write it above the first [[rule]]; "
+            elif close := difflib.get_close_matches(key, allowed, 1):
+                advice = f"did you mean {close[0]!r}? "
+            self._problem(key, f"is no key of {where}; {advice}allowed are {', '.join(allowed)}")
 
     def _problem(self, key: str, text: str) -> None:
         place = _place(str(self._file), self._lines, key)
-        self._problems.append(f"{place}: {key!r} {text}.")
+        self._problems.append(f"{place}: {key!r} {text}{'' if text.endswith('?') else '.'}")

@@ -2,12 +2,16 @@
 
 Torch waits in a thread that serves requests, without an end. A peer can name an RRef that nobody creates,
 so a few such requests would stop the worker. Torch has no way to ask whether a value is there.
+
+Half of the threads may wait for RRefs of one peer, and three quarters for those of all peers together.
+Requests beyond that wait a second at most, so that peers that act together cannot hold all threads.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import queue
 import threading
 import time
@@ -15,8 +19,6 @@ from typing import Any
 
 from torch.distributed import rpc
 
-#: How many RRefs of one peer are waited for at a time, of usually 16 threads for requests.
-MOST_OF_A_PEER = 8
 #: Seconds that a request waits if as many are waited for, and that these may take.
 _SHORT = 1.0
 #: Seconds after which a thread without work ends.
@@ -24,52 +26,70 @@ _IDLE = 10.0
 
 
 class Presence:
-    """Tells whether the value of an RRef is there."""
+    """Tells whether the value of an RRef is there.
 
-    def __init__(self) -> None:
+    :param threads: how many requests this worker serves at a time.
+    """
+
+    def __init__(self, threads: int) -> None:
         self._lock = threading.Lock()
-        self._of_peers: dict[str | None, _Waiting] = collections.defaultdict(_Waiting)
+        self._of_peers: dict[str | None, _Waiting] = collections.defaultdict(
+            functools.partial(_Waiting, max(1, threads // 2))
+        )
+        self._long = 0
+        self._most_long = max(1, threads * 3 // 4)
 
     def wait(self, rref: Any, peer: str | None) -> bool:
         """Wait until the value is there, or the RRef has failed.
 
         The time is that of RPCs. It is a second at most if the peer has this worker wait for many others,
-        and nothing if none of these has got a value for a second.
+        or if requests of all peers wait for many, and nothing if none of the peer's has got a value for a
+        second.
 
         :returns: False if neither has happened in this time.
         """
         with self._lock:
             waiting = self._of_peers[peer]
-        return waiting.wait(rref)
+            may_be_long = self._long < self._most_long
+            self._long += may_be_long
+        try:
+            return waiting.wait(rref, (rpc.get_rpc_timeout() or None) if may_be_long else _SHORT)
+        finally:
+            with self._lock:
+                self._long -= may_be_long
 
 
 class _Waiting:
-    """The threads that wait for RRefs of one peer; one whose RRef never gets a value never ends."""
+    """The threads that wait for RRefs of one peer; one whose RRef never gets a value never ends.
 
-    def __init__(self) -> None:
+    :param most: how many there may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[tuple[Any, threading.Event]] = queue.SimpleQueue()
         self._threads = 0
         self._busy = 0
         self._progress = 0.0
 
-    def wait(self, rref: Any) -> bool:
+    def wait(self, rref: Any, seconds: float | None) -> bool:
         done = threading.Event()
         with self._lock:
-            is_crowded = self._busy >= MOST_OF_A_PEER
+            is_crowded = self._busy >= self._most
             now = time.monotonic()
             if not is_crowded:
                 self._progress = now
             elif now - self._progress > _SHORT:
                 return False
             self._busy += 1  # also what is queued
-            if self._busy > self._threads and self._threads < MOST_OF_A_PEER:
+            if self._busy > self._threads and self._threads < self._most:
                 self._threads += 1
                 threading.Thread(
                     target=self._run, name="rpc-backends-guard-rref", daemon=True
                 ).start()
         self._work.put((rref, done))
-        return done.wait(_SHORT if is_crowded else rpc.get_rpc_timeout() or None)
+        return done.wait(_SHORT if is_crowded else seconds)
 
     def _run(self) -> None:
         while True:

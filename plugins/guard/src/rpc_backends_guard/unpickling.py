@@ -398,7 +398,7 @@ def unpickle_plain(data: bytes) -> Any:
 def unpickle(data: bytes, known: Names, problem: str) -> Unpickled:
     """Unpickle a message.
 
-    :param problem: what ``check_pickle`` has found wrong with it; empty for nothing.
+    :param problem: what ``PickleLimits.problem`` has found wrong with it; empty for nothing.
     :raises GuardError: there is a problem, or it calls what it may not.
     """
     if problem:

@@ -28,9 +28,9 @@ def warn_if_open(agent: Any) -> None:
     if found is None or is_loopback(found["address"]):
         return
     logger.warning(
-        "RPC worker %r listens on %s without authentication: TENSORPIPE has none, so whoever can connect "
-        "to this port can run code as this user. Run it only in a network that nobody but the workers "
-        "reaches; or use ZEROMQ with a secret for all workers (RPC_BACKENDS_OVERRIDE=ZEROMQ and "
+        "RPC worker %r listens on %s without authentication: TENSORPIPE has none, so every process that "
+        "can connect to this port can run code as this user. Run it only in a network that only the "
+        "workers reach; or use ZEROMQ with a secret for all workers (RPC_BACKENDS_OVERRIDE=ZEROMQ and "
         "RPC_BACKENDS_ZEROMQ_SECRET_FILE); or, on one host, let it listen on the loopback interface "
         "(TP_SOCKET_IFNAME=lo). RPC_BACKENDS_REQUIRE_AUTH=1 refuses backends without authentication.",
         agent.engine.name,

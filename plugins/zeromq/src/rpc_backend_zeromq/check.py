@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rpc_backend_zeromq import addresses, identity, policy, settings, unix_sockets
-from rpc_backend_zeromq.certificates import Files, Identity, date
 from rpc_backend_zeromq.options import BACKEND, ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import Settings
-from rpc_backends_agents.engine import variables
+from rpc_backends_agents.engine import certificate_check, variables
 from rpc_backends_agents.engine.errors import AddressError, ExposureError
 from rpc_backends_cli import Finding, Section
-from rpc_backends_core.spi import RpcBackendsError, SettingError
+from rpc_backends_core.spi import RpcBackendsError
 
 _INIT_METHOD = "env://"
 
@@ -30,7 +29,7 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
     else:
         findings += [
             _library(fips=here.fips),
-            _secret(here),
+            *_proof(here),
             _encryption(here),
             *_addresses(here, environ),
             _unix(here, environ),
@@ -74,10 +73,16 @@ def _variables(environ: Mapping[str, str]) -> list[Finding]:
     return findings
 
 
+def _proof(here: Settings) -> list[Finding]:
+    if here.policy.certificates is None:
+        return [_secret(here)]
+    from rpc_backend_zeromq import _native
+
+    return certificate_check.check(here.policy.certificates, _native, fips=here.fips)
+
+
 def _secret(here: Settings) -> Finding:
     secret = here.policy.secret
-    if here.policy.certificates is not None:
-        return _certificate(here.policy.certificates, fips=here.fips)
     if secret is not None:
         data: dict[str, object] = {"source": secret.source, "fingerprint": secret.fingerprint}
         text = f"from {secret.source}, fingerprint {secret.fingerprint}"
@@ -88,24 +93,6 @@ def _secret(here: Settings) -> Finding:
         return Finding("warning", "secret", text, nowhere)
     text = f"none, so workers communicate within one host only. {policy.GIVE_A_SECRET}."
     return Finding("note", "secret", text, nowhere)
-
-
-def _certificate(files: Files, *, fips: bool) -> Finding:
-    if "{name}" in files.certificate + files.key:
-        text = f"{files.certificate} of each worker; look at one with its name in place of {{name}}"
-        return Finding("ok", "certificate", text, {"certificate": files.certificate})
-    try:
-        identity = Identity(files, fips=fips)
-    except SettingError as error:
-        return Finding("problem", "certificate", f"a worker would refuse to start: {error}")
-    mine = identity.certificates
-    data: dict[str, object] = {
-        "identity": mine.identity,
-        "serial": mine.serial,
-        "expires": mine.expires,
-    }
-    text = f"{mine.identity}, number {mine.serial}, from {files.certificate}, until {date(mine.expires)}"
-    return Finding("ok", "certificate", text, data)
 
 
 def _encryption(here: Settings) -> Finding:

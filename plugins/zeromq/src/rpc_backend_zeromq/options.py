@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import numbers
-import os
 from typing import Any
 
 from rpc_backend_zeromq import ports as port_ranges
 from rpc_backend_zeromq.ports import Ports
-from rpc_backends_agents.engine.kinds import PATH, YES_OR_NO, Kind, seconds, text
+from rpc_backends_agents.engine.kinds import YES_OR_NO, Kind, seconds, text
 from rpc_backends_agents.engine.option_checks import OptionChecks
 from rpc_backends_agents.engine.options import (
-    GuardedOptions,
+    CertifiedOptions,
     Option,
     VariableOption,
     construct_handler,
@@ -90,7 +89,7 @@ def _heartbeat(checks: OptionChecks, name: str, value: Any) -> Any:
     return None if value is None else _INTERVAL.check(checks, name, value)
 
 
-class ZeroMQRpcBackendOptions(GuardedOptions):
+class ZeroMQRpcBackendOptions(CertifiedOptions):
     """The options of ZEROMQ.
 
     An option that is None is read from its environment variable when RPC starts, or else gets its
@@ -100,25 +99,6 @@ class ZeroMQRpcBackendOptions(GuardedOptions):
 
     BACKEND = BACKEND
 
-    certificate: VariableOption[str | None, str | os.PathLike[str]] = VariableOption(
-        PATH,
-        default=None,
-        meaning="the file with the certificate of this worker in PEM, followed by those between it and "
-        "an authority. It proves the worker's name, in place of a secret. ``{name}`` in the path stands "
-        "for the worker's name, also in those of the key and the authority. The files are read again "
-        "when they change",
-    )
-    certificate_key: VariableOption[str | None, str | os.PathLike[str]] = VariableOption(
-        PATH,
-        default=None,
-        meaning="the file with the private key of the certificate in PEM, without a password; only its "
-        "owner may have access to it",
-    )
-    certificate_authority: VariableOption[str | None, str | os.PathLike[str]] = VariableOption(
-        PATH,
-        default=None,
-        meaning="the file with the certificates in PEM of the authorities that certify the workers",
-    )
     encryption: VariableOption[bool | None, bool] = VariableOption(
         YES_OR_NO,
         default=None,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rpc_backend_zeromq.certificates import Files
 from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
+from rpc_backends_agents.engine.certificates import Files
 from rpc_backends_agents.engine.secret import Secret
 
 GIVE_A_SECRET = (

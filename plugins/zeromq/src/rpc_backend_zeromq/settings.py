@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rpc_backend_zeromq.addresses import Wanted
-from rpc_backend_zeromq.certificates import Files
 from rpc_backend_zeromq.options import BACKEND, ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.ports import Ports
 from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine.certificates import Files
 from rpc_backends_core.spi import SettingError
 
 
@@ -50,18 +50,12 @@ def settings_of(
             f"({ZeroMQRpcBackendOptions.fips.variable})."
         )
     known = secret.find(BACKEND, options.secret, options.secret_file, environ)
-    certificates = _certificates(options, environ)
+    certificates = Files.find(options, environ, known)
     if certificates is not None and encryption is False:
         raise SettingError(
             "the worker has a certificate and encryption is off, but certificates are shown over TLS. "
             f"Turn encryption on ({ZeroMQRpcBackendOptions.encryption.variable}), or leave the "
             f"certificate out ({ZeroMQRpcBackendOptions.certificate.variable})."
-        )
-    if certificates is not None and known is not None:
-        raise SettingError(
-            f"the worker has both a secret (from {known.source}) and a certificate "
-            f"({certificates.certificate}). Workers prove who they are in one way: give all of them "
-            "certificates, or all of them the secret."
         )
     return Settings(
         policy=Policy(
@@ -77,26 +71,6 @@ def settings_of(
             None if certificates else encryption,  # with certificates they are encrypted
             ZeroMQRpcBackendOptions.unix_sockets.resolve(options, environ),
         ),
-    )
-
-
-def _certificates(options: ZeroMQRpcBackendOptions, environ: Mapping[str, str]) -> Files | None:
-    declared = (
-        ZeroMQRpcBackendOptions.certificate,
-        ZeroMQRpcBackendOptions.certificate_key,
-        ZeroMQRpcBackendOptions.certificate_authority,
-    )
-    certificate, key, authority = (option.resolve(options, environ) for option in declared)
-    if certificate is not None and key is not None and authority is not None:
-        return Files(certificate, key, authority)
-    given = [option for option in declared if option.resolve(options, environ) is not None]
-    if not given:
-        return None
-    missing = [option for option in declared if option not in given]
-    raise SettingError(
-        f"{' and '.join(option.name for option in given)} given without "
-        f"{' and '.join(option.name for option in missing)}. A worker with a certificate needs the three "
-        f"files: set {' and '.join(option.variable for option in missing)} too."
     )
 
 

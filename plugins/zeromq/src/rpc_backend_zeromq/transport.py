@@ -7,10 +7,16 @@ import errno
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rpc_backend_zeromq import addresses, descriptors, endpoints, identity, unix_sockets
+from rpc_backend_zeromq import (
+    _native,
+    addresses,
+    descriptors,
+    endpoints,
+    identity,
+    unix_sockets,
+)
 from rpc_backend_zeromq._native import Transport
 from rpc_backend_zeromq.addresses import Place
-from rpc_backend_zeromq.certificates import Identity, Watch
 from rpc_backend_zeromq.endpoints import Surroundings
 from rpc_backend_zeromq.options import BACKEND, ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.publication import Publication, UnixSocket, printable
@@ -18,6 +24,7 @@ from rpc_backend_zeromq.rendezvous import rendezvous
 from rpc_backend_zeromq.settings import settings_of
 from rpc_backend_zeromq.unix_sockets import Node, SocketFolder
 from rpc_backends_agents.engine import variables
+from rpc_backends_agents.engine.certificates import Identity
 from rpc_backends_agents.engine.errors import AddressError, PublicationError
 from rpc_backends_agents.engine.guarded_transport import HANDSHAKE_TIMEOUT, GuardedTransport
 from rpc_backends_agents.engine.secret import Secret
@@ -47,14 +54,14 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
         self._folder: SocketFolder | None = None
         self._not_at_exit: Callable[[], None] = lambda: None
         self._scopes: tuple[str, ...] = ()
-        self._identity: Identity | None = None
-        self._watch: Watch | None = None
         self._public_key: bytes | None = None
         secret_key: bytes | None = None
         policy = self._settings.policy
         if policy.certificates is not None:
+            if self._settings.fips:
+                identity.session_keys(fips=True)  # the error without a provider is about that alone
             self._identity = Identity(
-                policy.certificates.of(self._group.name), fips=self._settings.fips
+                policy.certificates.of(self._group.name), _native, fips=self._settings.fips
             )
         elif policy.encryption:
             self._public_key, secret_key = identity.session_keys(fips=self._settings.fips)
@@ -76,16 +83,6 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
         """The secret that peers must have; None to require none."""
         return self._settings.policy.secret
 
-    @property
-    def signer(self) -> Identity | None:
-        """The certificate of this worker; None if workers have none."""
-        return self._identity
-
-    def identity_of(self, name: str) -> str | None:
-        """Return the identity that the worker with this name has proved; None if it has proved none."""
-        subject = None if self._identity is None else self._identity.proven.get(name)
-        return None if subject is None else subject.identity
-
     def start(self, worker_id: int, name: str) -> Publication:
         """Listen on TCP and on a Unix socket, and return the record with both.
 
@@ -94,7 +91,6 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
         """
         key = self._public_key
         if self._identity is not None:
-            self._identity.check_own_name(name)
             key = self._identity.certificates.key
         descriptors.warn_if_few(name, len(self._group.members))
         places = addresses.choose(self._settings.wanted, self._meeting, self._settings.policy)
@@ -103,8 +99,6 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
         tcp = tuple(self._bind(place) for place in places)
         unix = self._bind_unix()
         self._native.start(worker_id)
-        if self._identity is not None:
-            self._watch = Watch(self._identity, name, self._native.renew, self._native.revoke)
         self._scopes = tuple(place.scope for place in places if place.scope is not None)
         return Publication(
             **self.about(token, worker_id, name),
@@ -149,9 +143,6 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
 
     def close(self, linger: float) -> None:
         """Close all connections and remove the Unix socket. A second call does nothing."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.stop()
         try:
             super().close(linger)
         finally:
@@ -177,10 +168,6 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
     def metrics(self) -> dict[str, str]:
         """Return the transport's metrics, as text."""
         metrics = {**super().metrics(), "zeromq.encryption": self.encryption}
-        if self._identity is not None:
-            mine = self._identity.certificates
-            metrics["zeromq.identity"] = mine.identity
-            metrics["zeromq.certificate_expires"] = str(mine.expires)
         if self._mine is not None:
             metrics["zeromq.listens_on"] = " ".join(self._mine.tcp)
             metrics["zeromq.unix_socket"] = self._mine.unix.path if self._mine.unix else ""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -19,15 +21,31 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import pytest
-
-from rpc_backend_zeromq import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq._native import Transport, TransportError, make_keys
 
 #: Time limit in seconds for steps that take a moment; a passing test never waits that long.
 TIME_LIMIT = 60.0
 
+_DEFAULTS = "NATIVE_WORKERS_DEFAULTS"
+
 Event = tuple[str, int, list[memoryview], str]
+
+
+@functools.cache
+def defaults() -> dict[str, Any]:
+    """Return the options that C++ gets, with their defaults."""
+    if _DEFAULTS in os.environ:
+        given: dict[str, Any] = json.loads(os.environ[_DEFAULTS])
+        return given
+    # This imports torch, which the processes that the tests start do not need.
+    from rpc_backend_zeromq import ZeroMQRpcBackendOptions
+
+    return ZeroMQRpcBackendOptions().native()
+
+
+def variables_of_child() -> dict[str, str]:
+    """Return a variable for a process that makes workers, with which it imports no torch."""
+    return {_DEFAULTS: json.dumps(defaults())}
 
 
 class Worker:
@@ -50,7 +68,7 @@ class Worker:
                 "public_key": public,
                 "secret_key": secret,
                 "fips": fips,
-                **ZeroMQRpcBackendOptions().native(),
+                **defaults(),
                 "max_message": 1 << 30,
                 "bulk_connections": 1,
                 "heartbeat": 1,
@@ -179,6 +197,8 @@ def piece(
 def tls_client(secret_key: bytes) -> ssl.SSLContext:
     """Return a context with which a client proves that it has the key of a worker."""
     if shutil.which("openssl") is None:
+        import pytest  # which the processes that the tests start do not need
+
         pytest.skip("there is no `openssl` here")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -267,6 +287,7 @@ class Child:
         """
         self.process = subprocess.Popen(
             [sys.executable, "-c", dedent(prelude) + dedent(code), json.dumps(arguments)],
+            env={**os.environ, **variables_of_child()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

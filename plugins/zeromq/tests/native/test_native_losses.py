@@ -14,7 +14,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from native_workers import ANSWER_SIZE, FORM, TIME_LIMIT, Child, Worker, eventually
+from native_workers import (
+    ANSWER_SIZE,
+    FORM,
+    TIME_LIMIT,
+    Child,
+    Worker,
+    eventually,
+    variables_of_child,
+)
 
 from rpc_backend_zeromq._native import TransportError
 from support.workers import suspend
@@ -330,7 +338,11 @@ class TwoHosts:
     def __init__(self, hosts: Any, folder: str, timeout: float) -> None:
         self.hosts = hosts
         self.workers = [
-            host.start(ON_A_HOST, folder, json.dumps([n, f"tcp://{host.four}:*", timeout]))
+            host.start(
+                ON_A_HOST,
+                *(folder, json.dumps([n, f"tcp://{host.four}:*", timeout])),
+                env=variables_of_child(),
+            )
             for n, host in enumerate(hosts)
         ]
         endpoints = [worker.line() for worker in self.workers]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from rpc_backends_agents.engine.option_checks import OptionChecks
     from rpc_backends_agents.engine.options import (
+        CertifiedOptions,
         DeclaredOptions,
         EngineOptions,
         GuardedOptions,
@@ -34,6 +35,7 @@ __all__ = [
     "PATH",
     "SECRET",
     "YES_OR_NO",
+    "CertifiedOptions",
     "DeclaredOptions",
     "EngineOptions",
     "GuardedOptions",

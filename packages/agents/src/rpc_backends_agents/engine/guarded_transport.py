@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rpc_backends_agents.engine import sealed, variables
 from rpc_backends_agents.engine.admission_control import AdmissionControl, LookForNew
+from rpc_backends_agents.engine.certificates import Identity, Watch
 from rpc_backends_agents.engine.errors import AddressError, SecretError
 from rpc_backends_agents.engine.group_token import group_token
 from rpc_backends_agents.engine.host import this_host
@@ -36,6 +37,7 @@ class GuardedTransport(ABC, Generic[Options, Record]):
     :ivar _options: the worker's options; those that are None are read from the environment now.
     :ivar _group: the worker's group.
     :ivar _mine: what this worker has published; None before :meth:`listen`.
+    :ivar _identity: the worker's certificate; None if workers have none. :meth:`prepare` sets it.
     :ivar _native: the transport in C++; its class has ``forget``, ``close``, ``metrics`` and
         ``__rpc_transport__``.
     :raises SettingError: an environment variable has an invalid value.
@@ -51,6 +53,8 @@ class GuardedTransport(ABC, Generic[Options, Record]):
         self._group = group
         self._mine: Record | None = None
         self._ranks = {member.worker_id: member.rank for member in group.members}
+        self._identity: Identity | None = None
+        self._watch: Watch | None = None
         self._admission_control = AdmissionControl(
             backend, max(len(group.members) - 1, 0), HANDSHAKE_TIMEOUT
         )
@@ -73,11 +77,6 @@ class GuardedTransport(ABC, Generic[Options, Record]):
     @abstractmethod
     def secret(self) -> Secret | None:
         """The secret that peers must have; None to require none."""
-
-    @property
-    def signer(self) -> sealed.Signer | None:
-        """The certificate with which this worker proves who it is, if it and its peers have some."""
-        return None
 
     @abstractmethod
     def start(self, worker_id: int, name: str) -> Record:
@@ -117,13 +116,20 @@ class GuardedTransport(ABC, Generic[Options, Record]):
         assert self._mine is None, "listen() was called already"
         self._admission_control.refused.owner = name
         try:
+            if self._identity is not None:
+                self._identity.check_own_name(name)
             self._mine = self.start(self_id, name)
+            if self._identity is not None:
+                closed = self._identity.native.TransportError
+                self._watch = Watch(
+                    self._identity, name, self._options.BACKEND, self._native, closed
+                )
         except BaseException as error:
             self.close(0)
             if isinstance(error, AddressError):
                 raise type(error)(f"worker {name!r} cannot start: {error}") from error.__cause__
             raise
-        return self._mine.seal(self.secret, self.signer)
+        return self._mine.seal(self.secret, self._identity)
 
     def learn(self, peer: int, name: str, address: str, rank: int | None = None) -> None:
         """Add a peer. Call :meth:`listen` first.
@@ -144,7 +150,7 @@ class GuardedTransport(ABC, Generic[Options, Record]):
                 worker_id=peer,
                 name=name,
                 rank=self._ranks.get(peer) if rank is None else rank,
-                signer=self.signer,
+                signer=self._identity,
             )
             keys = self.admit(peer, mine, theirs)
         except BaseException:
@@ -163,13 +169,31 @@ class GuardedTransport(ABC, Generic[Options, Record]):
 
         :param linger: how many seconds to wait for queued messages to be sent.
         """
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
         self._admission_control.look = None  # it may reference this transport
         self._admission_control.stop_waiting()
         self._native.close(linger)
 
     def metrics(self) -> dict[str, str]:
         """Return the transport's metrics, as text."""
-        return dict(self._native.metrics())
+        metrics = dict(self._native.metrics())
+        if self._identity is not None:
+            backend, mine = self._options.BACKEND.lower(), self._identity.certificates
+            metrics[f"{backend}.identity"] = mine.identity
+            metrics[f"{backend}.certificate_expires"] = str(mine.expires)
+        return metrics
+
+    @property
+    def signer(self) -> Identity | None:
+        """The certificate with which this worker proves who it is; None if workers have none."""
+        return self._identity
+
+    def identity_of(self, name: str) -> str | None:
+        """Return the identity that the worker with this name has proved; None if it has proved none."""
+        subject = None if self._identity is None else self._identity.proven.get(name)
+        return None if subject is None else subject.identity
 
     def __rpc_transport__(self) -> Any:
         """Return the capsule through which the C++ agent uses the transport."""

@@ -35,7 +35,7 @@ from rpc_backends_agents.engine.device_options import (
 from rpc_backends_agents.engine.kinds import INTEGER, PATH, SECRET, Kind
 from rpc_backends_agents.engine.option_checks import OptionChecks
 from rpc_backends_agents.engine.secret import Secret
-from rpc_backends_core.spi import check_option_names
+from rpc_backends_core.spi import SettingError, check_option_names
 
 if TYPE_CHECKING:
     import torch
@@ -418,6 +418,57 @@ class GuardedOptions(EngineOptions):
         meaning="the file that holds the secret; only its owner may have access to it "
         "(``chmod 600``). ``rpc-backends secret --out FILE`` makes one",
     )
+
+
+class CertifiedOptions(GuardedOptions):
+    """The options of an engine whose workers may have certificates in place of a secret."""
+
+    certificate: VariableOption[str | None, str | os.PathLike[str]] = VariableOption(
+        PATH,
+        default=None,
+        meaning="the file with the certificate of this worker in PEM, followed by those between it and "
+        "an authority. It proves the worker's name, in place of a secret. ``{name}`` in the path stands "
+        "for the worker's name, also in those of the key and the authority. The files are read again "
+        "when they change",
+    )
+    certificate_key: VariableOption[str | None, str | os.PathLike[str]] = VariableOption(
+        PATH,
+        default=None,
+        meaning="the file with the private key of the certificate in PEM, without a password; only its "
+        "owner may have access to it",
+    )
+    certificate_authority: VariableOption[str | None, str | os.PathLike[str]] = VariableOption(
+        PATH,
+        default=None,
+        meaning="the file with the certificates in PEM of the authorities that certify the workers",
+    )
+
+    def prepare_probe(self) -> str:
+        """Make a certificate of this host fit for the workers of ``rpc-backends doctor``.
+
+        In this process, the names of these workers then belong to any certificate.
+
+        :returns: what is to say about the calls; empty if workers have no certificates.
+        :raises SettingError: no certificate is here.
+        """
+        from rpc_backends_agents.engine import identities
+        from rpc_backends_agents.engine.certificates import Files
+
+        paths = Files.find(self, os.environ, None)
+        if paths is None:
+            return ""
+        if paths.depends_on_name:
+            names = paths.names_here()
+            if not names:
+                raise SettingError(f"no file on this host fits {paths.certificate}.")
+            paths = paths.of(names[0])
+        self.__dict__.update(
+            certificate=paths.certificate,
+            certificate_key=paths.key,
+            certificate_authority=paths.authority,
+        )
+        identities.use_for_probe()
+        return f"both workers with {paths.certificate}, so names were not checked"
 
 
 Options = TypeVar("Options", bound=DeclaredOptions)

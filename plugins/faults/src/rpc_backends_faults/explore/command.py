@@ -119,7 +119,7 @@ class Names(click.ParamType[tuple[str, ...]]):
     default="75s",
     show_default=True,
     metavar="TIME",
-    help="A run without calls and output for so long hangs. Must exceed the program's RPC timeout.",
+    help="A run that waits so long without calls and output hangs. Must exceed the RPC timeout.",
 )
 @click.option(
     "--timeout",
@@ -127,13 +127,13 @@ class Names(click.ParamType[tuple[str, ...]]):
     default="10m",
     show_default=True,
     metavar="TIME",
-    help="A run that takes longer hangs.",
+    help="A run that takes longer hangs. Time without a processor does not count.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Runs at the same time. Default: one for each core.",
+    help="Runs at the same time, besides those that only wait. Default: one for each core.",
 )
 @click.option(
     "--confirm",
@@ -159,7 +159,7 @@ class Names(click.ParamType[tuple[str, ...]]):
     type=click.Choice(get_args(Strategy)),
     default="guided",
     show_default=True,
-    help="guided: each kind at each place, then combinations. random: faults anywhere.",
+    help="guided: each effect and kind at each place, then combinations. random: faults anywhere.",
 )
 @click.option("--keep", is_flag=True, help="Keep the folders of runs that passed.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -214,7 +214,7 @@ def _plan(program: tuple[str, ...], options: dict[str, Any]) -> Plan:
         raise ValueError(
             f"{str(out)!r} is not empty and has no earlier result; pass another folder with --out."
         )
-    for name in ("runs", "failures"):
+    for name in ("runs", "failures", "doubtful"):
         shutil.rmtree(out / name, ignore_errors=True)
     (out / "runs").mkdir(parents=True)
     marker.touch()

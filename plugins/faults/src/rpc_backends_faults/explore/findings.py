@@ -51,6 +51,7 @@ class Failure:
     :ivar times: how many explored runs failed so.
     :ivar after: how many explored runs it took to find it.
     :ivar seconds: how many seconds it took to find it.
+    :ivar doubt: why it is not counted as a failure; empty if it is.
     """
 
     number: int
@@ -63,6 +64,7 @@ class Failure:
     seconds: float
     times: int = 1
     against: Against | None = None
+    doubt: str = ""
 
     def data(self) -> dict[str, Any]:
         """Return the failure as JSON data."""

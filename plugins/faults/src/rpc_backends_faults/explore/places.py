@@ -32,6 +32,10 @@ class Place:
     numbers: tuple[int, ...] = field(compare=False, default=())
     positions: tuple[int, ...] = field(compare=False, default=())
 
+    def stream(self) -> Stream:
+        """Return the stream that this is a part of."""
+        return (self.message, self.function, self.sender, self.receiver)
+
     def text(self) -> str:
         """Return the place in words."""
         what = f"{self.function} ({self.message})" if self.function else self.message

@@ -15,10 +15,15 @@ from pathlib import Path
 
 from rpc_backends_faults import settings
 from rpc_backends_faults.explore import diagnosis, watchdog
+from rpc_backends_faults.explore.progress import Waiting, kept_waiting
 from rpc_backends_faults.explore.runs import Run
 
-#: Seconds that processes of a program may go on after the program has ended.
+#: Seconds that processes of a program may wait after the program has ended.
 _GRACE_PERIOD = 3.0
+#: Seconds after which a program waits for a time-out or hangs, and hardly needs a processor.
+_IDLE = 2.0
+#: How many times `timeout` a run may take if it had no processor for most of that time.
+_LONGEST = 4
 #: How many times longer a program may take until its first event or output: it imports torch then.
 _STARTING = 4
 
@@ -27,8 +32,9 @@ _STARTING = 4
 class Program:
     """A program and its limits.
 
-    :ivar hang: seconds without an event in a log and without output after which a run hangs.
-    :ivar timeout: seconds that a run may take.
+    :ivar hang: seconds without an event in a log and without output after which a run hangs. Those in
+        which it computes or waits for a processor count less (:mod:`.progress`).
+    :ivar timeout: seconds that a run may take, without those in which it waits for a processor.
     :ivar variables: additional environment variables.
     :ivar diagnose: whether the workers of a run that hangs are asked for the reason.
     """
@@ -67,7 +73,8 @@ class RunningProgram:
                 raise ValueError(
                     f"{program.command[0]!r} cannot be run: {error.strerror}."
                 ) from error
-        self._begin = self._changed = time.monotonic()
+        self._begin = time.monotonic()
+        self._waiting = Waiting(self.processes, min(1.0, program.hang / 4))
         self._size = -1
         self._end: float | None = None
         self._seconds = 0.0
@@ -93,27 +100,40 @@ class RunningProgram:
         if self._end is None:
             if self._process.poll() is not None:
                 self._end, self._seconds = now, now - self._begin
+                self._waiting.restart()
             else:
                 self._look_for_hang(now)
                 return self._ended([]) if self._hang else None
         left = self.processes()
-        if left and now - self._end < _GRACE_PERIOD:
+        self._waiting.look(now)
+        if left and self._waiting.seconds < _GRACE_PERIOD:
             return None
         return self._ended(left)
+
+    def is_idle(self) -> bool:
+        """Return whether the program has waited for some time."""
+        return self._waiting.seconds > _IDLE
 
     def _look_for_hang(self, now: float) -> None:
         size = _size(self._folder)
         if size != self._size:
-            self._size, self._changed = size, now
+            self._size = size
+            self._waiting.restart()
+        self._waiting.look(now)
         limit = self._program.hang * (1 if self._size else _STARTING)
-        if now - self._changed > limit:
+        if self._waiting.seconds > limit:
             self._hang = f"no event and no output for {limit:g} s"
-        elif now - self._begin > self._program.timeout:
+        elif now - self._begin > self._program.timeout and self._is_over(now - self._begin):
             self._hang = f"it had not ended after {self._program.timeout:g} s"
         if self._hang:
             self._seconds = now - self._begin
             if self._program.diagnose:
                 self._diagnosis = diagnosis.diagnose(self.processes())
+
+    def _is_over(self, seconds: float) -> bool:
+        """Return whether a run took too long, also without the time in which it had no processor."""
+        timeout = self._program.timeout
+        return seconds > min(timeout + kept_waiting(self.processes()), _LONGEST * timeout)
 
     def _ended(self, left: list[int]) -> Run:
         behind = [f"{pid} {command_line(pid)}" for pid in left]

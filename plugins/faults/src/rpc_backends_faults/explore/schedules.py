@@ -44,8 +44,28 @@ LINKS: dict[str, dict[str, Any]] = {
     "loss": {"what": "drop", "probability": 0.1},
 }
 KINDS = (*CHOICES, *LINKS)
+#: Kinds by what they do to a program. If it survives one of a group, it probably survives the others.
+EFFECTS: dict[str, tuple[str, ...]] = {
+    "not executed": ("drop", "fail"),
+    "executed, but not answered": ("reply_lost", "reply_fail"),
+    "executed twice": ("duplicate",),
+    "late": ("delay", "reply_delay", "pause", "stop", "reorder"),
+    "cut off": ("partition",),
+    "dead": ("crash",),
+    "changed": ("corrupt", "reply_corrupt"),
+    "environment": ("memory", "store", "clock"),
+    "link": ("slow", "jitter", "loss"),
+}
 #: Kinds that act on more messages than one, so that a log of what they did is not a set of single faults.
 WIDE = frozenset({"partition", "pause", "bandwidth"})
+#: Kinds that act on one message only, so that several of them in a run do not hide one another.
+_NARROW = frozenset(
+    kind
+    for effect in ("not executed", "executed, but not answered", "executed twice", "changed")
+    for kind in EFFECTS[effect]
+) | {"delay", "reply_delay", "reorder"}
+#: How many faults of different streams the first runs have.
+_SIDE_BY_SIDE = 4
 _MOST_TOGETHER = 3
 #: How many messages after a fault a second one may act on.
 _SOON = 4
@@ -133,10 +153,12 @@ def generate(
 ) -> Iterator[Schedule]:
     """Return schedules without end; equal seeds and places give equal schedules.
 
-    `guided` first injects single faults: each kind at each place, and a fault at every place before a
-    second one at any. Then it combines two and three faults. Half of these later faults act on a message
-    that is sent soon after the first fault, whatever it is: so calls that only happen after a fault get
-    faults, too. `random` lets one kind act on any message with a probability, as chaos tests do.
+    `guided` has three stages. First, each place gets a fault of each effect (:data:`EFFECTS`), with
+    faults at up to four streams in one run: most runs pass, and each clears several places. Then each
+    place gets each kind, one fault a run, so that no fault hides another. At last two and three faults
+    are combined. Half of these later faults act on a message that is sent soon after the first fault,
+    whatever it is: so calls that only happen after a fault get faults, too. `random` lets one kind act
+    on any message with a probability, as chaos tests do.
 
     :param places: the places of the fault-free run, sorted.
     """
@@ -144,8 +166,15 @@ def generate(
     if strategy == "random":
         for number in itertools.count(1):
             yield _anywhere(draw, kinds, seed + number)
-    for what, place in _single(draw, places, kinds):
-        yield Schedule((_drawn(draw, what, place),), origin=f"{what} at {place.text()}")
+    orders = {place: _by_effect(draw, kinds) for place in places}
+    effects = sum(bool(set(kinds) & set(members)) for members in EFFECTS.values())
+    for turn in range(effects):
+        yield from _side_by_side(draw, [(orders[place][turn], place) for place in places])
+    for turn in range(len(kinds)):
+        for place in draw.sample(list(places), len(places)):
+            what = orders[place][turn]
+            if _may(what, place):
+                yield Schedule((_drawn(draw, what, place),), origin=f"{what} at {place.text()}")
     while places:
         many = draw.choice(range(2, _MOST_TOGETHER + 1))
         pairs = [(draw.choice(kinds), draw.choice(places)) for _ in range(many)]
@@ -161,23 +190,59 @@ def generate(
             yield Schedule(tuple(faults), origin=f"{len(faults)} faults together")
 
 
-def _single(
-    draw: random.Random, places: Sequence[Place], kinds: Sequence[str]
-) -> Iterator[tuple[str, Place]]:
-    """Return each pair of kind and place; each place comes once before any place comes again."""
-    orders = {place: draw.sample(kinds, len(kinds)) for place in places}
-    for turn in range(len(kinds)):
-        for place in draw.sample(list(places), len(places)):
-            if _may(orders[place][turn], place):
-                yield orders[place][turn], place
+def _by_effect(draw: random.Random, kinds: Sequence[str]) -> list[str]:
+    """Return the kinds in an order in which each effect comes once before any comes again."""
+    groups = [
+        draw.sample(members, len(members))
+        for members in ([kind for kind in group if kind in kinds] for group in EFFECTS.values())
+    ]
+    rounds = itertools.zip_longest(*groups)
+    return [kind for turn in rounds for kind in draw.sample(turn, len(turn)) if kind is not None]
+
+
+def _side_by_side(draw: random.Random, pairs: Sequence[tuple[str, Place]]) -> Iterator[Schedule]:
+    """Return schedules with these faults, several in one if they are of different streams.
+
+    A second fault of a stream may act on the repetition of the call that had the first one. A program
+    that repeats a call only a few times would give up.
+    """
+    groups: list[list[tuple[str, Place]]] = []
+    for what, place in draw.sample(list(pairs), len(pairs)):
+        if not _may(what, place):
+            continue
+        free = (
+            group
+            for group in groups
+            if len(group) < _SIDE_BY_SIDE
+            and what in _NARROW
+            and all(kind in _NARROW and other.stream() != place.stream() for kind, other in group)
+        )
+        group = next(free, None)
+        if group is None:
+            groups.append([(what, place)])
+        else:
+            group.append((what, place))
+    for group in groups:
+        faults = tuple(_drawn(draw, what, place, long=True) for what, place in group)
+        yield Schedule(faults, origin=" and ".join(f"{what} at {p.text()}" for what, p in group))
 
 
 def _may(what: str, place: Place) -> bool:
     return not (what == "duplicate" and place.message == NEVER_TWICE)
 
 
-def _drawn(draw: random.Random, what: str, place: Place) -> tuple[tuple[str, Any], ...]:
-    return fault(what, place, draw.choice(place.numbers), draw.choice(CHOICES.get(what, ({},))))
+def _drawn(
+    draw: random.Random, what: str, place: Place, *, long: bool = False
+) -> tuple[tuple[str, Any], ...]:
+    """Return a fault of one of the messages of a place.
+
+    :param long: take the longest time of a kind: short delays seldom change the order of anything.
+    """
+    # A partition counts all messages of a link.
+    number = draw.choice(place.positions if what == "partition" else place.numbers)
+    choices = CHOICES.get(what, ({},))
+    settings = max(choices, key=lambda one: one.get("seconds", 0)) if long else draw.choice(choices)
+    return fault(what, place, number, settings)
 
 
 def _soon(draw: random.Random, what: str, place: Place) -> tuple[tuple[str, Any], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rpc_backends_faults import settings
@@ -21,8 +21,12 @@ from rpc_backends_faults.rules import RuleError
 
 #: Seconds between two looks at the running programs.
 _INTERVAL = 0.05
+#: How often a schedule that failed once, and then passed, is run again before it is shrunk.
+_REPETITIONS = 3
 #: How often a shrunk schedule is run on the other backend.
 _COMPARISONS = 3
+#: How many programs may run for each job, if most of them wait for a time-out or hang.
+_MOST_EACH = 3
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Plan:
     :ivar seconds: the time for everything; None means no limit.
     :ivar runs: the number of generated schedules; None means no limit.
     :ivar failures: stop exploring after this many different failures; None means no limit.
-    :ivar jobs: how many programs run at the same time.
+    :ivar jobs: how many programs run at the same time, besides those that only wait.
     :ivar accepted: the exit statuses with which the program may end.
     :ivar corpus: the folder of rule files that are tried first, and to which new ones are added, if any.
     :ivar against: a backend on which shrunk schedules are run too.
@@ -63,26 +67,47 @@ class _Job:
 
     :ivar schedule: its faults.
     :ivar investigation: for which it runs; None for a schedule that is explored.
+    :ivar number: which one of the investigation's schedules it is.
     """
 
     running: RunningProgram
     schedule: Schedule
     investigation: _Investigation | None = None
+    number: int = 0
+
+
+#: A finished run, and the causes for which it failed.
+_Judged = tuple[Run, list[Cause]]
+#: Yields schedules to run at the same time, and is sent their runs.
+_Steps = Generator[list[Schedule], list[_Judged], None]
 
 
 @dataclass
 class _Investigation:
-    """A failure that is being shrunk, one run after the other.
+    """A failure that is repeated and shrunk.
 
-    :ivar steps: yields the next schedule to run, and is sent the run and the causes for which it failed.
-    :ivar waiting: the next schedule to run; None while a run is in progress, or at the end.
+    :ivar steps: yields the schedules to run next.
+    :ivar waiting: those of them that were not started yet, by number.
+    :ivar results: the runs that have ended, by number.
     :ivar elsewhere: whether it runs on the other backend.
     """
 
     failure: Failure
-    steps: Generator[Schedule, tuple[Run, list[Cause]], None]
-    waiting: Schedule | None = None
+    steps: _Steps
+    waiting: dict[int, Schedule] = field(default_factory=dict)
+    results: dict[int, _Judged] = field(default_factory=dict)
+    expected: int = 0
     elsewhere: bool = False
+
+    def proceed(self) -> bool:
+        """Take the next schedules; return False at the end."""
+        runs = [self.results[number] for number in range(self.expected)]
+        try:
+            schedules = self.steps.send(runs) if runs else next(self.steps)
+        except StopIteration:
+            return False
+        self.waiting, self.results, self.expected = dict(enumerate(schedules)), {}, len(schedules)
+        return True
 
 
 class Search:
@@ -104,6 +129,8 @@ class Search:
         self._report = report
         self._begin = time.monotonic()
         self._number = 0
+        self._found_number = 0
+        self._without_faults: list[Cause] = []
         self._generated = 0
         self._active: list[_Job] = []
         self._investigations: list[_Investigation] = []
@@ -116,6 +143,10 @@ class Search:
         if self.plan.seconds is None:
             return None
         return max(0.0, self.plan.seconds - (time.monotonic() - self._begin))
+
+    def stop_exploring(self) -> None:
+        """Try no further schedules; what was found is still shrunk."""
+        self._schedules = iter(())
 
     def run(self) -> None:
         """Search until the limit is reached. An interrupt keeps what was found and is raised again.
@@ -175,7 +206,10 @@ class Search:
     ) -> RunningProgram:
         folder = self.plan.out / "runs" / f"{self._number:05}"
         self._number += 1
-        program = replace(self.plan.program, variables=variables or {}, diagnose=diagnose)
+        given = self.plan.program
+        program = replace(
+            given, variables={**given.variables, **(variables or {})}, diagnose=diagnose
+        )
         return RunningProgram(program, folder, schedule.rule_file())
 
     def _all_schedules(self) -> Iterator[Schedule]:
@@ -199,7 +233,7 @@ class Search:
     def _start_jobs(self) -> bool:
         """Start programs until as many run as may; return whether any was started."""
         started = False
-        while len(self._active) < self.plan.jobs:
+        while self._has_room():
             job = self._next_job()
             if job is None:
                 break
@@ -207,16 +241,22 @@ class Search:
             started = True
         return started
 
+    def _has_room(self) -> bool:
+        """Return whether another program may run; one that waits needs no processor."""
+        busy = sum(not job.running.is_idle() for job in self._active)
+        return busy < self.plan.jobs and len(self._active) < _MOST_EACH * self.plan.jobs
+
     def _next_job(self) -> _Job | None:
         for investigation in self._investigations:
-            schedule, investigation.waiting = investigation.waiting, None
-            if schedule is not None:
+            if investigation.waiting:
+                number = min(investigation.waiting)
+                schedule = investigation.waiting.pop(number)
                 backend = self.plan.against if investigation.elsewhere else None
                 variables = {"RPC_BACKENDS_OVERRIDE": backend} if backend else {}
                 # Hangs are told apart by what the workers say.
                 asks = investigation.failure.cause.kind == "hang"
                 running = self._start(schedule, variables, diagnose=asks)
-                return _Job(running, schedule, investigation)
+                return _Job(running, schedule, investigation, number)
         generated = next(self._schedules, None) if not self._has_enough() else None
         return _Job(self._start(generated), generated) if generated is not None else None
 
@@ -242,7 +282,8 @@ class Search:
             if job.investigation is None:
                 self._explored(job.schedule, run, causes)
             else:
-                self._resume(job.investigation, run, causes)
+                job.investigation.results[job.number] = run, causes
+                self._resume(job.investigation)
             if not self.plan.keep and run is not self._elsewhere:
                 shutil.rmtree(folder, ignore_errors=True)  # that of a new failure was moved
         if not ended:
@@ -252,20 +293,24 @@ class Search:
 
     def _explored(self, schedule: Schedule, run: Run, causes: Sequence[Cause]) -> None:
         self.findings.explored += 1
+        causes = [cause for cause in causes if not _is_among(cause, self._without_faults)]
         if not causes:
             return
         self.findings.failing_runs += 1
-        failures = {failure.cause.key: failure for failure in self.findings.failures}
-        new = [cause for cause in causes if cause.key not in failures]
+        new = []
         for cause in causes:
-            if cause.key in failures:
-                failures[cause.key].times += 1
+            known = [one for one in self.findings.failures if one.cause.is_same(cause)]
+            if known:
+                known[0].times += 1
+            else:
+                new.append(cause)
         # The last one takes the folder of the run, the others a copy.
         for cause in new:
             self._found(schedule, run, cause, copy=cause is not new[-1])
 
     def _found(self, schedule: Schedule, run: Run, cause: Cause, *, copy: bool) -> None:
-        number = len(self.findings.failures) + 1
+        self._found_number += 1
+        number = self._found_number
         folder = self.plan.out / "failures" / f"{number:02}-{reproduce.slug(cause.key)}"
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
@@ -286,57 +331,101 @@ class Search:
         )
         self.findings.failures.append(failure)
         investigation = _Investigation(failure, self._investigate(failure))
-        investigation.waiting = next(investigation.steps)
+        investigation.proceed()
         self._investigations.append(investigation)
         # At once, in case that there is no time to shrink it.
         reproduce.write(failure, self.plan)
 
-    def _investigate(self, failure: Failure) -> Generator[Schedule, tuple[Run, list[Cause]], None]:
-        steps = shrink(failure.shrunk, failure.run, self.plan.confirmations)
-        failed = None
+    def _investigate(self, failure: Failure) -> _Steps:
+        """Repeat and shrink a failure, unless the program fails so without faults, too.
+
+        A run without faults at about the same time tells a failure from one that the load of the machine
+        causes, or chance.
+        """
+        (_, causes), (_, again) = yield [Schedule(), failure.shrunk.schedule]
+        if _is_among(failure.cause, causes):
+            failure.doubt = "a run without faults failed so, too"
+            self._without_faults.append(failure.cause)
+            return
+        shrunk = failure.shrunk
+        shrunk.again = _is_among(failure.cause, again)
+        if not shrunk.again:  # shrinking would be in vain
+            runs = yield [shrunk.schedule] * _REPETITIONS
+            shrunk.of = 1 + len(runs)
+            shrunk.failed = sum(_is_among(failure.cause, causes) for _, causes in runs)
+            shrunk.again = shrunk.failed > 0
+        if not shrunk.again:
+            if failure.cause.kind == "hang":
+                failure.doubt = f"{shrunk.of} more runs with the same faults did not hang so"
+            return
+        shrunk.failed = shrunk.of = 0  # of a larger schedule
+        steps = shrink(shrunk, failure.run, self.plan.confirmations)
+        failed: list[bool] = []
         while True:
             try:
-                schedule = next(steps) if failed is None else steps.send(failed)
+                schedules = steps.send(failed) if failed else next(steps)
             except StopIteration:
-                break
-            _, causes = yield schedule
-            failed = any(cause.key == failure.cause.key for cause in causes)
+                return
+            runs = yield schedules
+            failed = [_is_among(failure.cause, causes) for _, causes in runs]
 
-    def _compare(
-        self, against: Against, failure: Failure
-    ) -> Generator[Schedule, tuple[Run, list[Cause]], None]:
+    def _compare(self, against: Against, failure: Failure) -> _Steps:
         """Run the shrunk schedule on the other backend, on which the program must pass without faults."""
         failure.against = against
         if self._elsewhere is None:
-            run, causes = yield Schedule()
+            ((run, causes),) = yield [Schedule()]
             if causes:
                 against.problem = causes[0].title
                 return
             self._elsewhere = run
-        for _ in range(_COMPARISONS):
-            _, causes = yield failure.shrunk.schedule
+        for _, causes in (yield [failure.shrunk.schedule] * _COMPARISONS):
             against.failed += bool(causes)
             against.of += 1
         against.complete = True
 
-    def _resume(self, investigation: _Investigation, run: Run, causes: list[Cause]) -> None:
+    def _resume(self, investigation: _Investigation) -> None:
+        """Go on when all of the schedules have run."""
         failure = investigation.failure
-        try:
-            investigation.waiting = investigation.steps.send((run, causes))
-        except StopIteration:
-            if self.plan.against is not None and not investigation.elsewhere:
-                investigation.elsewhere = True
-                investigation.steps = self._compare(Against(self.plan.against), failure)
-                investigation.waiting = next(investigation.steps)
-                return
-            self._investigations.remove(investigation)
-            self._close(failure)
+        if len(investigation.results) < investigation.expected or investigation.proceed():
+            return
+        if self.plan.against is not None and not investigation.elsewhere and not failure.doubt:
+            investigation.elsewhere = True
+            investigation.steps = self._compare(Against(self.plan.against), failure)
+            investigation.results, investigation.expected = {}, 0
+            investigation.proceed()
+            return
+        self._investigations.remove(investigation)
+        self._close(failure)
 
     def _close(self, failure: Failure) -> None:
+        if failure.cause.kind == "hang" and not failure.doubt and not failure.shrunk.again:
+            failure.doubt = "the time was over before it was repeated"
+            reproduce.keep(failure, self.plan)  # so that a later search tries it first
+        if failure.doubt:
+            self._withdraw(failure)
+            return
         reproduce.write(failure, self.plan)
         reproduce.keep(failure, self.plan)
+
+    def _withdraw(self, failure: Failure) -> None:
+        """Turn a failure that may not be one into a note."""
+        self.findings.failures.remove(failure)
+        folder = self.plan.out / "doubtful" / failure.folder.name
+        folder.parent.mkdir(exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.move(failure.folder, folder)
+        failure.folder = folder
+        self.findings.notes.append(
+            f"Not counted as a failure: {failure.cause.title} ({failure.doubt}). What was seen is in "
+            f"{reproduce.relative(folder, self.plan.out)}."
+        )
 
     def _finish(self) -> None:
         for investigation in self._investigations:
             self._close(investigation.failure)
         self.findings.seconds = round(time.monotonic() - self._begin, 1)
+
+
+def _is_among(cause: Cause, causes: Sequence[Cause]) -> bool:
+    """Return whether a run failed for this cause."""
+    return any(cause.is_same(other) for other in causes)

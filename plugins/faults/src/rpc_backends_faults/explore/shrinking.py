@@ -12,11 +12,13 @@ from rpc_backends_faults.explore.schedules import WIDE, Schedule, fault
 from rpc_backends_faults.rules import KINDS
 
 Fault = tuple[tuple[str, Any], ...]
-#: Yields schedules to run; is sent whether the run failed for the same cause.
-Shrinking = Generator[Schedule, bool, None]
+#: Yields schedules to run, also at the same time; is sent whether each run failed for the same cause.
+Shrinking = Generator[list[Schedule], list[bool], None]
 
 #: How often a schedule that passes is tried before it counts as passing.
 _TRIES = 2
+#: How many confirming runs are given at once; runs that hang wait at the same time.
+_CONFIRMED_TOGETHER = 5
 #: How many faults of a log are turned into rules at most.
 _MOST_FAULTS = 60
 
@@ -28,6 +30,7 @@ class Shrunk:
     :ivar schedule: the smallest schedule that is known to fail.
     :ivar failed: in how many of the ``of`` runs it failed that confirmed it.
     :ivar tried: how many runs were made on the way.
+    :ivar again: whether any run failed again for the same cause.
     :ivar complete: whether shrinking and confirming have ended.
     """
 
@@ -35,6 +38,7 @@ class Shrunk:
     failed: int = 0
     of: int = 0
     tried: int = 0
+    again: bool = False
     complete: bool = False
 
     def may_repeat(self) -> bool:
@@ -87,10 +91,11 @@ def shrink(shrunk: Shrunk, first: Run, confirmations: int = 10) -> Shrinking:
     :param confirmations: how often the smallest schedule is run to say in how many runs it fails.
     """
 
-    def fails(candidate: Schedule) -> Generator[Schedule, bool, bool]:
+    def fails(candidate: Schedule) -> Generator[list[Schedule], list[bool], bool]:
         for _ in range(_TRIES):
             shrunk.tried += 1
-            if (yield candidate):
+            if (yield [candidate])[0]:
+                shrunk.again = True
                 shrunk.schedule = candidate
                 return True
         return False
@@ -110,15 +115,18 @@ def shrink(shrunk: Shrunk, first: Run, confirmations: int = 10) -> Shrinking:
             faults[number] = simpler
             if (yield from fails(shrunk.schedule.with_faults(faults))):
                 break
-    for _ in range(confirmations):
-        failed = yield shrunk.schedule
-        shrunk.failed += failed
-        shrunk.of += 1
+    while shrunk.of < confirmations:
+        together = min(_CONFIRMED_TOGETHER, confirmations - shrunk.of)
+        failed = yield [shrunk.schedule] * together
+        shrunk.failed += sum(failed)
+        shrunk.of += together
+        shrunk.again |= any(failed)
     shrunk.complete = True
 
 
 def _fewest(
-    schedule: Schedule, fails: Callable[[Schedule], Generator[Schedule, bool, bool]]
+    schedule: Schedule,
+    fails: Callable[[Schedule], Generator[list[Schedule], list[bool], bool]],
 ) -> Shrinking:
     """Find a smallest part of the faults that fails: without any one of them, it passes."""
     faults: list[Fault] = list(schedule.faults)

@@ -20,18 +20,31 @@ _LAUNCHERS = ("torch.multiprocessing", "torch.distributed.elastic")
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a run failed; runs with equal keys failed for the same cause.
+    """Why a run failed.
 
     :ivar kind: `exit`, `hang`, `signal`, `left behind` or `invariant`.
     :ivar key: the text by which failures are grouped, without numbers that differ between runs.
     :ivar title: one line for people.
     :ivar detail: the traceback, the stacks, or the message of the invariant.
+    :ivar waiting: of a hang: where the threads of the program waited.
     """
 
     kind: str
     key: str
     title: str
     detail: str = ""
+    waiting: frozenset[str] = frozenset()
+
+    def is_same(self, other: Cause) -> bool:
+        """Return whether two runs failed for the same cause.
+
+        On a busy machine, some or all workers do not answer when they are asked where they wait.
+        So a hang is also the same if the workers of one waited at some of the places of the other.
+        """
+        if self.key == other.key:
+            return True
+        both_hang = self.kind == other.kind == "hang"
+        return both_hang and (self.waiting <= other.waiting or other.waiting <= self.waiting)
 
 
 def judge(
@@ -69,7 +82,8 @@ def _hang(run: Run) -> Cause:
         text += f"; waiting in {waiting}"
     # The likely reason depends on the moment of the question, so it is not a part of the key.
     key = f"hang in {waiting}" if waiting else "hang"
-    return Cause("hang", key, f"hang: {_short(text)}", f"{run.hang}\n\n{run.diagnosis}")
+    detail = f"{run.hang}\n\n{run.diagnosis}"
+    return Cause("hang", key, f"hang: {_short(text)}", detail, frozenset(run.waiting))
 
 
 def _signals(run: Run) -> list[Cause]:

@@ -1,0 +1,83 @@
+"""Measures how long a program waits: time in which it computes or needs a processor hardly counts.
+
+On a busy machine, a healthy program takes many times longer for the same work. The kernel counts for
+each thread how long it ran and how long it was ready to run. Both differ from waiting for a message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+#: What a second counts at least, also if a thread runs all the time: a program may spin for ever.
+_LEAST = 0.25
+#: Seconds between two looks at the threads.
+_EVERY = 1.0
+
+#: For each thread the seconds in which it ran, and in which it was ready but had no processor.
+Times = dict[tuple[int, int], tuple[float, float]]
+
+
+class Waiting:
+    """Counts the seconds in which all threads of a program wait.
+
+    :ivar seconds: the count since the last call of :meth:`restart`.
+    """
+
+    def __init__(self, processes: Callable[[], Sequence[int]], every: float = _EVERY) -> None:
+        """:param processes: returns the ids of the processes."""
+        self._processes = processes
+        self._every = every
+        self._before: Times = {}
+        self._at: float | None = None
+        self._began: float | None = None
+        self.seconds = 0.0
+
+    def restart(self) -> None:
+        """Count from 0: the program made progress."""
+        self._at = self._began = None
+        self.seconds = 0.0
+
+    def look(self, now: float) -> None:
+        """Count the time since the last look."""
+        if self._began is None:
+            self._began = now
+        # A program with progress every second costs no look at its threads.
+        if now - (self._began if self._at is None else self._at) < self._every:
+            return
+        times = thread_times(self._processes())
+        if self._at is None:
+            self.seconds = now - self._began
+        else:
+            passed = now - self._at
+            self.seconds += passed * (1 - min(busiest(self._before, times) / passed, 1 - _LEAST))
+        self._before, self._at = times, now
+
+
+def busiest(before: Times, after: Times) -> float:
+    """Return the most seconds in which one thread ran or had no processor between two moments."""
+    return max(
+        (sum(times) - sum(before.get(thread, (0.0, 0.0))) for thread, times in after.items()),
+        default=0.0,
+    )
+
+
+def kept_waiting(processes: Sequence[int]) -> float:
+    """Return the most seconds that one thread of these processes had no processor since its start."""
+    return max((waited for _, waited in thread_times(processes).values()), default=0.0)
+
+
+def thread_times(processes: Sequence[int]) -> Times:
+    """Return the times of all threads; none if the kernel does not count them."""
+    found: Times = {}
+    for pid in processes:
+        try:
+            threads = list(Path(f"/proc/{pid}/task").iterdir())
+        except OSError:  # it has ended
+            continue
+        for thread in threads:
+            with contextlib.suppress(OSError, ValueError):
+                ran, waited, _ = map(int, (thread / "schedstat").read_text().split())
+                found[pid, int(thread.name)] = (ran / 1e9, waited / 1e9)
+    return found

@@ -1,0 +1,106 @@
+"""`rpc-backends doctor` on a host whose workers have certificates."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpc_backends_agents.engine import worker_certificates
+from support.certificates import files, issue
+from support.command import run_python
+
+pytestmark = pytest.mark.slow
+
+engines = pytest.mark.parametrize("backend", ["ZEROMQ"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with an authority, and certificates for two workers."""
+    made = tmp_path / "certificates"
+    worker_certificates.make(made, ["trainer0", "trainer1"], 1)
+    return made
+
+
+def findings(backend: str, options: Mapping[str, str], *more: str) -> dict[str, list[Any]]:
+    """Return the findings of doctor by section."""
+    variables = {
+        f"RPC_BACKENDS_{backend}_{option.upper()}": path for option, path in options.items()
+    }
+    done = run_python(
+        *("-m", "rpc_backends_cli", "doctor", backend, "--json", *more),
+        env={**os.environ, **variables},
+    )
+    found: dict[str, list[Any]] = json.loads(done.stdout)["sections"]
+    return found
+
+
+def of_certificates(backend: str, options: Mapping[str, str]) -> list[Any]:
+    sections = findings(backend, options, "--no-calls")
+    return [found for found in sections[backend.lower()] if found["about"] == "certificate"]
+
+
+@engines
+@pytest.mark.parametrize("name", ["{name}", "trainer1"])
+def test_calls_work_with_certificates(folder: Path, backend: str, name: str) -> None:
+    sections = findings(backend, files(folder, name))
+
+    (calls,) = sections["calls"]
+    assert calls["level"] == "ok", calls
+    used = "trainer0" if name == "{name}" else name
+    assert f"both workers with {folder}/{used}.pem, so names were not checked" in calls["text"]
+
+
+@engines
+def test_each_certificate_of_the_host_is_looked_at(folder: Path, backend: str) -> None:
+    one, two = of_certificates(backend, files(folder))
+
+    for found, name in ((one, "trainer0"), (two, "trainer1")):
+        assert found["level"] == "ok"
+        assert found["data"]["identity"] == found["data"]["name"] == name
+        assert f"it is for the worker {name!r}" in found["text"]
+
+
+@engines
+def test_a_certificate_that_peers_would_refuse_is_a_problem(
+    tmp_path: Path, folder: Path, backend: str
+) -> None:
+    other = tmp_path / "other"
+    worker_certificates.make(other, ["trainer0"], 1)
+    foreign, *_ = of_certificates(backend, files(other, "trainer0", trusted=folder))
+    issue(folder, "trainer0", seconds=-1)
+    expired, valid = of_certificates(backend, files(folder))
+    os.chmod(folder / "trainer1.key", 0o644)  # noqa: PTH101
+    _, open_to_others = of_certificates(backend, files(folder))
+
+    assert [found["level"] for found in (foreign, expired, valid, open_to_others)] == [
+        *("problem", "problem"),
+        *("ok", "problem"),
+    ]
+    assert "is not accepted" in foreign["text"]
+    assert "has expired on" in expired["text"]
+    assert "other users can access the key" in open_to_others["text"]
+
+
+@engines
+def test_a_file_for_another_name_is_a_warning(folder: Path, backend: str) -> None:
+    for ending in (".pem", ".key"):
+        (folder / f"trainer0{ending}").rename(folder / f"boss{ending}")
+
+    boss, _ = of_certificates(backend, files(folder))
+
+    assert boss["level"] == "warning"
+    assert "it is for the worker 'trainer0', and the file is that of 'boss'" in boss["text"]
+
+
+@engines
+def test_no_certificate_on_this_host_is_a_problem(tmp_path: Path, backend: str) -> None:
+    (found,) = of_certificates(backend, files(tmp_path))
+
+    assert found["level"] == "problem"
+    assert "no file here fits" in found["text"]
