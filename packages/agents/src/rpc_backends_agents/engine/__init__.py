@@ -59,6 +59,7 @@ _MODULES = {
     "kinds": ("INTEGER", "PATH", "SECRET", "YES_OR_NO", "Kind", "seconds", "text"),
     "option_checks": ("OptionChecks",),
     "options": (
+        "CertifiedOptions",
         "DeclaredOptions",
         "EngineOptions",
         "GuardedOptions",
