@@ -89,8 +89,8 @@ class SearchParts(SearchEnglish):
 
     def split(self, input: str) -> list[str]:
         """Return the words, and the parts of those with underscores."""
-        found = super().split(input)
-        return found + [part for word in found if "_" in word for part in word.split("_") if part]
+        words = super().split(input)
+        return words + [part for word in words if "_" in word for part in word.split("_") if part]
 
 
 def setup(app: Sphinx) -> None:
@@ -104,14 +104,14 @@ def graphviz() -> str:
 
     :raises RuntimeError: there is neither.
     """
-    found = shutil.which("graphviz-pure", path=Path(sys.executable).parent) or shutil.which("dot")
-    if found is None:
+    program = shutil.which("graphviz-pure", path=Path(sys.executable).parent) or shutil.which("dot")
+    if program is None:
         raise RuntimeError(
             "the diagrams need Graphviz, and there is neither `graphviz-pure` beside "
             f"{sys.executable} nor `dot` on PATH. Install one: pip install graphviz-pure, or on "
             "Debian and Ubuntu: apt install graphviz"
         )
-    return found
+    return program
 
 
 graphviz_dot = graphviz()

@@ -82,7 +82,9 @@ def reports() -> list[Report]:
 def read(file: Path) -> Report:
     """Return a report, whole or as :func:`shorten` has written it."""
     data = json.loads(file.read_text())
-    return Report.from_json({**data, "results": [{**_EMPTY, **one} for one in data["results"]]})
+    return Report.from_json(
+        {**data, "results": [{**_EMPTY, **result} for result in data["results"]]}
+    )
 
 
 def published(report: Report) -> Report:
@@ -112,15 +114,15 @@ def shorten() -> None:
         file.write_text(text, encoding="utf-8")
 
 
-def page(found: Sequence[Report]) -> str:
+def page(reports: Sequence[Report]) -> str:
     """Return the page of these reports."""
-    rows = "".join(_row(report) for report in found)
-    names = [report.backend["name"] for report in found]
+    rows = "".join(_row(report) for report in reports)
+    names = [report.backend["name"] for report in reports]
     links = "".join(
         f"- {{download}}`{name} <reports/{name}.json>` ![{name}](reports/{name}.svg)\n"
         for name in names
     )
-    return _HEAD + rows + _CAPABILITIES + _capabilities(found) + _REPORTS + links + _ADD
+    return _HEAD + rows + _CAPABILITIES + _capabilities(reports) + _REPORTS + links + _ADD
 
 
 def _row(report: Report) -> str:
@@ -138,10 +140,10 @@ def _row(report: Report) -> str:
     return _line(cells)
 
 
-def _capabilities(found: Sequence[Report]) -> str:
-    states = [report.capabilities() for report in found]
-    lines = [_line(["capability", *(f"`{report.backend['name']}`" for report in found)])]
-    lines.append("|" + "---|" * (len(found) + 1) + "\n")
+def _capabilities(reports: Sequence[Report]) -> str:
+    states = [report.capabilities() for report in reports]
+    lines = [_line(["capability", *(f"`{report.backend['name']}`" for report in reports)])]
+    lines.append("|" + "---|" * (len(reports) + 1) + "\n")
     for name in Capability:
         cells = [_state(name, state) for state in states]
         lines.append(_line([f"`{name}`", *cells]))

@@ -41,32 +41,32 @@ def sections(command: click.Command, context: click.Context) -> Iterator[nodes.s
     yield section
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from sections(found, click.Context(found, context, info_name=name))
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
+            yield from sections(subcommand, click.Context(subcommand, context, info_name=name))
 
 
 def paragraphs(text: str) -> list[nodes.Node]:
     """Return the paragraphs of a help text; what follows a backspace keeps its lines, as in click."""
-    found: list[nodes.Node] = []
+    parts: list[nodes.Node] = []
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text).strip()):
         if block.startswith("\b"):
             lines = block.removeprefix("\b").strip("\n")
-            found.append(nodes.literal_block(lines, lines, language="text"))
+            parts.append(nodes.literal_block(lines, lines, language="text"))
         elif block:
-            found.append(nodes.paragraph("", "", *words(" ".join(block.split()))))
-    return found
+            parts.append(nodes.paragraph("", "", *words(" ".join(block.split()))))
+    return parts
 
 
 def definitions(records: list[tuple[str, str]]) -> nodes.definition_list:
     """Return the options, each with what it does."""
-    found = nodes.definition_list()
+    options = nodes.definition_list()
     for option, help_text in records:
         item = nodes.definition_list_item()
         item += nodes.term("", "", nodes.literal(text=option))
         item += nodes.definition("", nodes.paragraph("", "", *words(help_text)))
-        found += item
-    return found
+        options += item
+    return options
 
 
 def words(text: str) -> list[nodes.Node]:

@@ -78,17 +78,17 @@ def origin_of(name: str) -> Origin:
     """
     from rpc_backends_core.spi.inspection import record
 
-    found = record(name)
-    if found.error is not None:
-        raise found.error
-    return Origin(found.name, found.distribution or found.source, found.version or "")
+    backend = record(name)
+    if backend.error is not None:
+        raise backend.error
+    return Origin(backend.name, backend.distribution or backend.source, backend.version or "")
 
 
 def _version_of(distribution: str) -> str | None:
     """Return the version of a distribution that provides hooks; None if it is not installed."""
     from rpc_backends_core.spi import inspection as discovery
 
-    for found in discovery.declared(discovery.HOOKS_GROUP):
-        if found.distribution == distribution:
-            return found.version or ""
+    for package in discovery.declared(discovery.HOOKS_GROUP):
+        if package.distribution == distribution:
+            return package.version or ""
     return None

@@ -94,33 +94,39 @@ def train(workers: Workers, plan: Plan, silence: float = SILENCE) -> Iterator[St
     :param silence: seconds without any report after which the run fails.
     :raises WorkerFailedError: a worker failed, or no worker reported for too long.
     """
-    trainers = [one for one in workers if WORKERS[one.index] != SERVER]
+    trainers = [process for process in workers if WORKERS[process.index] != SERVER]
     for function, chosen in (
         (worker.join, workers),
         (worker.train, trainers),
         (worker.leave, workers),
     ):
-        steps = [one.start(function, plan) for one in chosen]
+        steps = [process.start(function, plan) for process in chosen]
         for _, report in workers.listen(steps, silence=silence, grace=GRACE_PERIOD):
             if isinstance(report, News):
                 yield report.value
         _check(workers, steps, silence)
-    for one in workers:
-        one.finish()
-    silent = [one for one in workers if not one.wait_for_end(silence)]
-    _raise({one: Ended(one.status) for one in workers if one.status}, silent, silence)
+    for process in workers:
+        process.finish()
+    silent = [process for process in workers if not process.wait_for_end(silence)]
+    _raise(
+        {process: Ended(process.status) for process in workers if process.status}, silent, silence
+    )
 
 
 def _check(workers: Workers, steps: list[Step], silence: float) -> None:
     """Raise an error unless all ``steps`` have succeeded."""
     endings = {step.worker: step.ending for step in steps}
-    failed = {one: ending for one, ending in endings.items() if isinstance(ending, Failure | Ended)}
-    silent = [one for one, ending in endings.items() if ending is None]
+    failed = {
+        process: ending
+        for process, ending in endings.items()
+        if isinstance(ending, Failure | Ended)
+    }
+    silent = [process for process, ending in endings.items() if ending is None]
     if (
         failed or silent
     ):  # a worker without a step may be the cause: it only reports that it has ended
-        idle = ((one, one.hear(0)) for one in workers if one not in endings)
-        failed |= {one: report for one, report in idle if isinstance(report, Ended)}
+        idle = ((process, process.hear(0)) for process in workers if process not in endings)
+        failed |= {process: report for process, report in idle if isinstance(report, Ended)}
     _raise(failed, silent, silence)
 
 
@@ -133,13 +139,13 @@ def _raise(failed: Mapping[Worker, Failure | Ended], silent: list[Worker], silen
         ordered = sorted(failed.items(), key=lambda item: isinstance(item[1], Failure))
         raise WorkerFailedError("\n\n".join(_complaint(*item) for item in ordered))
     if silent:
-        names = ", ".join(sorted(WORKERS[one.index] for one in silent))
+        names = ", ".join(sorted(WORKERS[process.index] for process in silent))
         raise WorkerFailedError(f"no report for {silence:g} s from {names}")
 
 
-def _complaint(one: Worker, ending: Failure | Ended) -> str:
-    name = WORKERS[one.index]
+def _complaint(process: Worker, ending: Failure | Ended) -> str:
+    name = WORKERS[process.index]
     if isinstance(ending, Failure):
         return f"{name} failed:\n{ending.trace.rstrip()}"
-    log = "\n".join(one.output.splitlines()[-LOG_LINES:]) or "(it printed nothing)"
+    log = "\n".join(process.output.splitlines()[-LOG_LINES:]) or "(it printed nothing)"
     return f"{name} ended with status {ending.status}:\n{log}"

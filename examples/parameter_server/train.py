@@ -135,9 +135,9 @@ def work(rank, init_method):
         train(rank - 1)
     rpc.shutdown()
     if not rank:
-        found = result()
-        print(f"{TRAINERS * STEPS} updates sent, {found['applied']} applied")
-        print(f"accuracy {found['accuracy']:.3f}, parameters {found['parameters']}")
+        trained = result()
+        print(f"{TRAINERS * STEPS} updates sent, {trained['applied']} applied")
+        print(f"accuracy {trained['accuracy']:.3f}, parameters {trained['parameters']}")
 
 
 if __name__ == "__main__":

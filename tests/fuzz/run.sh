@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fuzz the parsers of input from outside: ./run.sh TARGET|all [INPUTS] [PROCESSES]; defaults: all, ten million, one.
 # With FUZZ_SECONDS=60, each target stops after a minute at the latest.
-# decode, handshake, stream, incoming, calls and policy need clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev). All need the project
+# decode, handshake, stream, pieces, incoming, calls and policy need clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev). All need the project
 # installed for the `python` on PATH.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -21,7 +21,7 @@ with_torch=(-D_GLIBCXX_USE_CXX11_ABI=1 -I $agents/narrow -isystem "$torch/includ
 case $target in
 all)
     status=0
-    for each in decode handshake stream incoming calls policy records group publications members; do
+    for each in decode handshake stream pieces incoming calls policy records group publications members; do
         echo "==> $each"
         ./run.sh "$each" "$inputs" "$processes" || status=$?
     done
@@ -53,7 +53,12 @@ handshake)
     length=6000
     ;;
 stream)
-    sources=(stream.cpp $zeromq/channel.cpp $zeromq/message_reader.cpp)
+    sources=(stream.cpp $zeromq/{assembly,channel,message_reader}.cpp)
+    flags=()
+    length=6000
+    ;;
+pieces)
+    sources=(pieces.cpp $zeromq/{assembly,channel,message_reader}.cpp)
     flags=()
     length=6000
     ;;
@@ -75,7 +80,7 @@ policy)
     length=2000
     ;;
 *)
-    echo "error: unknown target '$target'. Choose decode, handshake, stream, incoming, calls, policy, records, group, publications, members or all." >&2
+    echo "error: unknown target '$target'. Choose decode, handshake, stream, pieces, incoming, calls, policy, records, group, publications, members or all." >&2
     exit 2
     ;;
 esac

@@ -78,6 +78,11 @@ def test_time_in_which_all_threads_sleep_counts() -> None:
         assert counted(pids, 1.5) > 1.0
 
 
+def test_time_in_which_a_thread_polls_counts_on_a_busy_machine() -> None:
+    with busy(), running("import time\nwhile True: time.sleep(0.002)") as pids:
+        assert counted(pids, 2.0) > 1.2
+
+
 def test_a_program_that_waits_for_a_processor_does_not_hang(tmp_path: Path) -> None:
     """The program is silent for twice the time of a hang, most of it without a processor."""
     code = """

@@ -41,7 +41,8 @@ class Arrivals {
   bool deliver_fetched();
   // Delivers the copied data of this peer that belongs to messages with smaller numbers. The rest stays.
   void deliver_below(int peer, uint64_t small, uint64_t large);
-  // Whether UCX copies from the memory of this peer.
+  // Whether UCX copies from the memory of a peer, or of this one.
+  bool is_fetching() const { return !fetching_.empty(); }
   bool is_fetching(int peer) const;
 
  private:

@@ -322,7 +322,8 @@ bool Inbox::poll(Clock::time_point deadline) {
 // cores are occupied, wake_later() does that instead.
 void Inbox::leave_polling() {
   expect_traffic();
-  if (is_crowded()) {
+  // While UCX copies it cannot be armed, and the event would wait for one more segment.
+  if (is_crowded() || source_.is_copying()) {
     wanted_ = true;
     return;
   }

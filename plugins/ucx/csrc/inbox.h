@@ -30,6 +30,8 @@ class Inbox {
     virtual bool progress() = 0;
     // Makes the event descriptor signal the next traffic; returns false if there is already some.
     virtual bool arm() = 0;
+    // Whether progress() copies a large message, one segment in each call.
+    virtual bool is_copying() const { return false; }
     // Handles a descriptor that was added with watch().
     virtual void on_ready(uint64_t id) = 0;
     virtual int event_fd() const = 0;

@@ -61,6 +61,8 @@ class Links final : Arrivals::Owner {
 
   // Makes UCX progress; returns whether there was anything to do.
   bool progress();
+  // Whether UCX copies from the memory of a peer.
+  bool is_fetching() const { return arrivals_.is_fetching(); }
 
   // Called when a peer's process has ended.
   void on_process_end(uint64_t id);

@@ -140,8 +140,14 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
     for (int i = 0; waiting.load(std::memory_order_relaxed) > 0 && i < kAttempts; ++i) {
       sched_yield();
     }
-    return locked([this] { return links.progress(); });
+    return locked([this] {
+      const bool busy = links.progress();
+      copying.store(links.is_fetching(), std::memory_order_relaxed);
+      return busy;
+    });
   }
+
+  bool is_copying() const override { return copying.load(std::memory_order_relaxed); }
 
   bool arm() override {
     return locked([this] { return ucp_worker_arm(worker->get()) == UCS_OK; });
@@ -171,6 +177,7 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
   TcpGuard guard;
   std::mutex mutex;
   std::atomic<int> waiting{0};
+  std::atomic<bool> copying{false};
   std::unique_ptr<Worker> worker;
   const int fd;
   Inbox inbox;

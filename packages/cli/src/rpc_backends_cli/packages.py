@@ -57,7 +57,7 @@ def check() -> Section:
         if name not in checked and (name in names or name.startswith(_OURS)):
             checked.add(name)
             unmet += _unmet(distribution)
-    findings = sorted([*unmet, *damaged], key=lambda one: (one.about, one.text))
+    findings = sorted([*unmet, *damaged], key=lambda finding: (finding.about, finding.text))
     if not unmet:
         findings.insert(
             0, Finding("ok", "requirements", f"those of {len(checked)} packages are met")

@@ -36,6 +36,7 @@ class FakeSource : public Inbox::Source {
     return waiting_ == 0 && can_arm;
   }
 
+  bool is_copying() const override { return copies; }
   void on_ready(uint64_t id) override { ready = id; }
   int event_fd() const override { return signal_.fd(); }
 
@@ -48,7 +49,7 @@ class FakeSource : public Inbox::Source {
 
   std::function<void(int)> on_traffic = [](int) {};
   std::atomic<int> polls{0}, arms{0};
-  std::atomic<bool> can_arm{true};
+  std::atomic<bool> can_arm{true}, copies{false};
   std::atomic<uint64_t> ready{0};
 
  private:
@@ -83,6 +84,18 @@ TEST_F(InboxTest, AThreadThatWaitsPollsTheSource) {
   ASSERT_EQ(receive(), Received::kEvent);
   EXPECT_EQ(event.peer, 1);
   EXPECT_EQ(event.order, 1U);
+}
+
+TEST_F(InboxTest, AnEventDoesNotWaitForTheNextSegmentOfACopy) {
+  source.can_arm = false;
+  source.copies = true;
+  source.arrive();
+  ASSERT_EQ(receive(), Received::kEvent);
+  EXPECT_EQ(source.polls, 1);
+  source.copies = false;
+  source.arrive();
+  ASSERT_EQ(receive(), Received::kEvent);
+  EXPECT_GT(source.polls, 2);  // it tried to arm the source
 }
 
 TEST_F(InboxTest, AThreadSleepsUntilTheDescriptorSignalsTraffic) {

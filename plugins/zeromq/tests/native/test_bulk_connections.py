@@ -217,10 +217,7 @@ def test_a_worker_takes_16_bulk_connections_of_a_peer(make: MakeWorker, encrypte
         (
             # The last has no content: unread content would make the kernel drop the reason. The others
             # have the last bytes of small messages, because only the last piece may be so short.
-            [
-                piece(n, 64, [64], 16, offset=48) + bytes(16 if n < 1024 else 0)
-                for n in range(1025)
-            ],
+            [piece(n, 64, [64], 16, offset=48) + bytes(16 if n < 1024 else 0) for n in range(1025)],
             "too many messages are unfinished",
         ),
     ],

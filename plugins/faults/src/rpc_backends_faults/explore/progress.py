@@ -2,6 +2,8 @@
 
 On a busy machine, a healthy program takes many times longer for the same work. The kernel counts for
 each thread how long it ran and how long it was ready to run. Both differ from waiting for a message.
+A thread that polls, as one of TENSORPIPE does, also waits for a processor, but each time it gets one it
+runs only for microseconds.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ _LEAST = 0.25
 #: Seconds between two looks at the threads.
 _EVERY = 1.0
 
-#: For each thread the seconds in which it ran, and in which it was ready but had no processor.
-Times = dict[tuple[int, int], tuple[float, float]]
+#: Seconds that a thread runs at a time, on average, if it computes. One that only polls runs less.
+_COMPUTES = 0.0005
+
+#: For each thread the seconds in which it ran, the seconds in which it was ready but had no processor,
+#: and how many times it got one.
+Times = dict[tuple[int, int], tuple[float, float, int]]
 
 
 class Waiting:
@@ -56,16 +62,18 @@ class Waiting:
 
 
 def busiest(before: Times, after: Times) -> float:
-    """Return the most seconds in which one thread ran or had no processor between two moments."""
-    return max(
-        (sum(times) - sum(before.get(thread, (0.0, 0.0))) for thread, times in after.items()),
-        default=0.0,
-    )
+    """Return the most seconds in which one thread ran or needed a processor between two moments."""
+    most = 0.0
+    for thread, times in after.items():
+        earlier = before.get(thread, (0.0, 0.0, 0))
+        ran, waited, turns = (new - old for new, old in zip(times, earlier, strict=True))
+        most = max(most, ran + waited if ran >= turns * _COMPUTES else ran)
+    return most
 
 
 def kept_waiting(processes: Sequence[int]) -> float:
     """Return the most seconds that one thread of these processes had no processor since its start."""
-    return max((waited for _, waited in thread_times(processes).values()), default=0.0)
+    return max((waited for _, waited, _ in thread_times(processes).values()), default=0.0)
 
 
 def thread_times(processes: Sequence[int]) -> Times:
@@ -78,6 +86,6 @@ def thread_times(processes: Sequence[int]) -> Times:
             continue
         for thread in threads:
             with contextlib.suppress(OSError, ValueError):
-                ran, waited, _ = map(int, (thread / "schedstat").read_text().split())
-                found[pid, int(thread.name)] = (ran / 1e9, waited / 1e9)
+                ran, waited, turns = map(int, (thread / "schedstat").read_text().split())
+                found[pid, int(thread.name)] = (ran / 1e9, waited / 1e9, turns)
     return found
