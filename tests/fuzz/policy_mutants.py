@@ -40,10 +40,10 @@ MUTANTS = {
         "before.text.substr(0, bracket)",
         '"aten::" + std::string(name.substr(kOperators.size()))',
     ),
-    "a wrapper ends where torch ends it": (
-        "inspect/wrapper.cpp",
-        "return is_valid_ && left_.empty();",
-        "return true;",
+    "autograd and profiling are listed": (
+        "agent/request_policy.cpp",
+        "is_autograd ? rules->autograd : rules->profiling",
+        "true",
     ),
     "the memo is numbered in order": (
         "inspect/torch_pickle.cpp",
@@ -55,10 +55,10 @@ MUTANTS = {
         "if (pickle_.size() - at_ < size) {",
         "if (size < 1000 && pickle_.size() - at_ < size) {",
     ),
-    "arguments of a plain call hold no names": (
+    "a plain call names one function only": (
         "inspect/pickle_limits.cpp",
-        "first->kind == Kind::kGlobal && !first[1].has_names && !first[2].has_names",
-        "first->kind == Kind::kGlobal",
+        "names_others_ > (value.kind == Kind::kWholeCall ? 1 : 0)",
+        "names_others_ > 100",
     ),
 }
 SOURCES = (
