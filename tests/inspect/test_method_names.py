@@ -52,6 +52,7 @@ def call_methods(me: WorkerContext, to: str) -> None:
     assert held.rpc_sync().later(3) == 3
     assert rpc.remote(to, Learner.Inner).rpc_sync().name() == "inner"
     module = RemoteModule(f"{to}/cpu", torch.nn.Linear, args=(2, 2))
+    module.remote_parameters()  # another thread than that of the first call may create the module
     assert module.forward(torch.ones(2)).shape == (2,)
     HELD.extend([held, module])
 
