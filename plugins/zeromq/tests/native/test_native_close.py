@@ -60,7 +60,7 @@ def test_close_leaves_no_descriptor_and_no_thread(
     files, tasks = open_files(), threads()
     for _ in range(3):
         use()
-    eventually(lambda: open_files() <= files, "all files are closed")
+    eventually(lambda: open_files().items() <= files.items(), "all files are closed")
     # The kernel still lists threads for a moment after they have ended.
     eventually(lambda: threads() <= tasks, "all threads have ended")
 
