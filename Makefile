@@ -49,7 +49,7 @@ EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e .
 # What our distributions need to build: tools, and UCX's headers. They are installed with torch, so that a build
 # needs no other environment.
 BUILD_TOOLS := 'scikit-build-core>=1.1' 'pybind11>=2.13' 'cmake>=3.28,<4' ninja 'setuptools>=77' 'hatchling>=1.25' 'editables>=0.5' 'libucx-cu12>=1.18,<2'
-# The OpenSSL in the wheel of ZEROMQ: the system's, or that of a source archive.
+# The OpenSSL in the wheels of ZEROMQ and UCX: the system's, or that of a source archive.
 OPENSSL = $(if $(OPENSSL_SOURCE),--openssl '$(OPENSSL_SOURCE)')
 # What the demo needs, without tools for tests and documents.
 DEMO := packages/cli plugins/tensorpipe plugins/faulty_tensorpipe

@@ -16,7 +16,7 @@ from support.command import run_python
 
 pytestmark = pytest.mark.slow
 
-engines = pytest.mark.parametrize("backend", ["ZEROMQ"])
+both = pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def of_certificates(backend: str, options: Mapping[str, str]) -> list[Any]:
     return [found for found in sections[backend.lower()] if found["about"] == "certificate"]
 
 
-@engines
+@both
 @pytest.mark.parametrize("name", ["{name}", "trainer1"])
 def test_calls_work_with_certificates(folder: Path, backend: str, name: str) -> None:
     sections = findings(backend, files(folder, name))
@@ -56,7 +56,7 @@ def test_calls_work_with_certificates(folder: Path, backend: str, name: str) -> 
     assert f"both workers with {folder}/{used}.pem, so names were not checked" in calls["text"]
 
 
-@engines
+@both
 def test_each_certificate_of_the_host_is_looked_at(folder: Path, backend: str) -> None:
     one, two = of_certificates(backend, files(folder))
 
@@ -66,7 +66,7 @@ def test_each_certificate_of_the_host_is_looked_at(folder: Path, backend: str) -
         assert f"it is for the worker {name!r}" in found["text"]
 
 
-@engines
+@both
 def test_a_certificate_that_peers_would_refuse_is_a_problem(
     tmp_path: Path, folder: Path, backend: str
 ) -> None:
@@ -87,7 +87,7 @@ def test_a_certificate_that_peers_would_refuse_is_a_problem(
     assert "other users can access the key" in open_to_others["text"]
 
 
-@engines
+@both
 def test_a_file_for_another_name_is_a_warning(folder: Path, backend: str) -> None:
     for ending in (".pem", ".key"):
         (folder / f"trainer0{ending}").rename(folder / f"boss{ending}")
@@ -98,7 +98,7 @@ def test_a_file_for_another_name_is_a_warning(folder: Path, backend: str) -> Non
     assert "it is for the worker 'trainer0', and the file is that of 'boss'" in boss["text"]
 
 
-@engines
+@both
 def test_no_certificate_on_this_host_is_a_problem(tmp_path: Path, backend: str) -> None:
     (found,) = of_certificates(backend, files(tmp_path))
 

@@ -13,8 +13,9 @@ seconds=${FUZZ_SECONDS:-0}
 agents=../../packages/agents/csrc
 zeromq=../../plugins/zeromq/csrc
 ucx=../../plugins/ucx/csrc
+headers=../../packages/agents/src/rpc_backends_agents/include
 common=(-std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -fno-sanitize=vptr
-    -I $agents -I ../../packages/agents/src/rpc_backends_agents/include)
+    -I $agents -I $headers)
 torch=$(python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parent)')
 with_torch=(-D_GLIBCXX_USE_CXX11_ABI=1 -I $agents/narrow -isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include"
     -L "$torch/lib" -Wl,-rpath,"$torch/lib" -ltorch -ltorch_cpu -lc10)
@@ -48,8 +49,8 @@ decode)
     length=10000
     ;;
 handshake)
-    sources=(handshake.cpp $zeromq/{certificates,channel,crypto,keys,records,tls}.cpp)
-    flags=(-I $zeromq -I $zeromq/../tests/unit -lssl -lcrypto)
+    sources=(handshake.cpp $zeromq/{channel,keys,records,tls}.cpp $headers/rpc_backends_agents/openssl/{certificates,crypto}.cpp)
+    flags=(-I $zeromq -I $zeromq/../tests/unit -I ../support/cpp -lssl -lcrypto)
     length=6000
     ;;
 stream)
@@ -86,7 +87,7 @@ policy)
 esac
 mkdir -p "$work/$target-corpus"
 program=$work/$target
-if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find $agents $zeromq $ucx -newer "$program" -name '*.[ch]*')" ]; then
+if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find $agents $zeromq $ucx $headers -newer "$program" -name '*.[ch]*')" ]; then
     echo "==> building (a minute)"
     clang++ "${common[@]}" "${sources[@]}" "${flags[@]}" -o "$program"
 fi

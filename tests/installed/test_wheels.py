@@ -47,9 +47,9 @@ def test_a_wheel_ships_its_types_and_its_license(
     assert [name for name in names if name.endswith("LICENSE")], names
 
 
-def test_the_wheel_of_zeromq_ships_the_license_of_openssl(wheels: dict[str, Path]) -> None:
-    """It contains OpenSSL, and the license wants that."""
-    names = names_in(wheels["rpc-backend-zeromq"])
+@pytest.mark.parametrize("distribution", ["rpc-backend-zeromq", "rpc-backend-ucx"])
+def test_a_wheel_with_openssl_ships_its_license(wheels: dict[str, Path], distribution: str) -> None:
+    names = names_in(wheels[distribution])
 
     assert [name for name in names if name.endswith("licenses/LICENSE.openssl")], names
 

@@ -63,11 +63,12 @@ def test_a_backend_with_a_secret_starts(backend: str, url: str) -> None:
         workers.run(steps.leave)
 
 
-def test_zeromq_with_certificates_starts(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize("backend", ["ZEROMQ", "UCX"])
+def test_a_backend_with_certificates_starts(tmp_path: Path, url: str, backend: str) -> None:
     folder = tmp_path / "certificates"
     worker_certificates.make(folder, ["worker0", "worker1"], 1)
     with Workers(2, env={VARIABLE: "1"}) as workers:
-        workers.run(steps.join, url, backend="ZEROMQ", **certificates.files(folder))
+        workers.run(steps.join, url, backend=backend, **certificates.files(folder))
         workers.run(steps.leave)
 
 

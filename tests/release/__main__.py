@@ -48,7 +48,7 @@ class Check:
     :param torch: the requirement of the torch to install, for example ``torch==2.13.0``.
     :param built: a folder with files that are built already; None to build them.
     :param torches: minor versions of torch to build the agents for; empty for all.
-    :param openssl: sources of the OpenSSL that ZEROMQ is linked to; None for the system's.
+    :param openssl: sources of the OpenSSL that engines are linked to; None for the system's.
     """
 
     def __init__(
@@ -185,7 +185,9 @@ def main() -> int:
     parser.add_argument("--dist", type=Path, help="a folder with files that are built already")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/release", help="for all files")
     parser.add_argument("--torches", default="", help="minor versions of torch (default: all)")
-    parser.add_argument("--openssl", type=Path, help="sources of the OpenSSL to compile for ZEROMQ")
+    parser.add_argument(
+        "--openssl", type=Path, help="sources of the OpenSSL to compile for engines"
+    )
     given = parser.parse_args()
     if given.set:
         for file in versions.set_version(ROOT, given.set):

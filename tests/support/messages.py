@@ -28,7 +28,8 @@ def texts() -> str:
     for file in (file for source in SOURCES for file in source.rglob("*.py")):
         nodes = ast.walk(ast.parse(file.read_text()))
         found += [text_of(node) for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)]
-    for file in (*ROOT.glob("packages/*/csrc/**/*.cpp"), *ROOT.glob("plugins/*/csrc/**/*.cpp")):
+    compiled = (*ROOT.glob("p*/*/csrc/**/*.cpp"), *ROOT.glob("packages/*/src/**/*.cpp"))
+    for file in compiled:
         joined = re.sub(r'"\s*\n\s*"', "", file.read_text())
         # Literals with an expression between them are one message.
         found.append(

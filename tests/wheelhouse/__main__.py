@@ -43,7 +43,9 @@ def main() -> int:
         "--kept", type=Path, default=pairs.ROOT / "build", help="for headers and compiled files"
     )
     parser.add_argument("--no-sdists", action="store_true", help="build wheels only")
-    parser.add_argument("--openssl", type=Path, help="sources of the OpenSSL to compile for ZEROMQ")
+    parser.add_argument(
+        "--openssl", type=Path, help="sources of the OpenSSL to compile for engines"
+    )
     given = parser.parse_args()
     started = time.monotonic()
 
@@ -86,7 +88,7 @@ def build(
     :param kept: the folder that keeps headers and compiled files.
     :param say: gets a line for each step.
     :param torches: the versions of torch to build for, by the version of Python.
-    :param openssl_source: sources of the OpenSSL that ZEROMQ is linked to; None for the system's.
+    :param openssl_source: sources of the OpenSSL that engines are linked to; None for the system's.
     :raises ValueError: a Python is not installed.
     :raises RuntimeError: a wheel of torch or the sources of OpenSSL cannot be read or compiled.
     :raises FilesError: a build failed.

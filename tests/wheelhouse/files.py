@@ -34,7 +34,8 @@ _OF_OTHERS = (
     *("libucp.so.0", "libuct.so.0", "libucs.so.0", "libucm.so.0"),
 )
 _AGENTS = "packages/agents"
-_ZEROMQ = "plugins/zeromq"
+#: Packages whose wheels contain OpenSSL.
+_WITH_OPENSSL = ("plugins/zeromq", "plugins/ucx")
 #: The time of all files in sdists and wheels, so that two builds of the same sources are equal.
 _TIME = "1577836800"
 _LICENSE = "BSD-3-Clause"  # of pybind11 and of torch
@@ -108,7 +109,7 @@ def build_wheel(
 
     :param python: an interpreter with :data:`BUILD_TOOLS`.
     :param builds: the files of the agents' builds for torch, by the names of their folders.
-    :param openssl: what ZEROMQ is linked to.
+    :param openssl: what the engines are linked to.
     """
     inputs = [folder]
     others = ["wheel"]
@@ -119,7 +120,7 @@ def build_wheel(
     if folder.match(_AGENTS):
         others += map(str, builds.values())  # their names have a hash of what they are made of
 
-    if folder.match(_ZEROMQ):
+    if _has_openssl(folder):
         others.append(openssl.identity)
 
     def build(made: Path) -> None:
@@ -141,11 +142,15 @@ def build_wheel(
             for wheel in built.iterdir():
                 _tag(wheel, made)
             for wheel in made.iterdir():
-                if folder.match(_ZEROMQ):
+                if _has_openssl(folder):
                     _check_openssl(wheel, openssl)
                 sbom.add(wheel, _inside(wheel, folder, python, builds))
 
     _copy(_made_once(_hash(inputs, *others), kept, build), into)
+
+
+def _has_openssl(folder: Path) -> bool:
+    return any(folder.match(name) for name in _WITH_OPENSSL)
 
 
 def _check_openssl(wheel: Path, openssl: OpenSSL) -> None:
@@ -166,7 +171,7 @@ def _inside(
         code = "import importlib.metadata as m; print(m.version('pybind11'))"
         version = subprocess.check_output([python, "-c", code], text=True).strip()
         yield sbom.Component("pybind11", version, _LICENSE)
-    if folder.match(_ZEROMQ) and (version := version_in(wheel)):
+    if _has_openssl(folder) and (version := version_in(wheel)):
         yield sbom.Component("openssl", version, "Apache-2.0", "generic")
     if folder.match(_AGENTS):
         for name in sorted(builds):

@@ -1,4 +1,4 @@
-"""The OpenSSL in the wheel of rpc-backend-zeromq: the system's, or one that is compiled from sources.
+"""The OpenSSL in the wheels of ZEROMQ and UCX: the system's, or one that is compiled from sources.
 
 It is linked statically. From sources, only what TLS 1.3 on a stream needs is compiled, without the
 protocols in which most vulnerabilities of OpenSSL are found (QUIC, DTLS, CMS, CMP, OCSP).

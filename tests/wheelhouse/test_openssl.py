@@ -1,4 +1,4 @@
-"""The OpenSSL that the wheel of ZEROMQ is linked to."""
+"""The OpenSSL that the wheels of ZEROMQ and UCX are linked to."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from support.certificates import files, issue
 from support.workers import WorkerContext, Workers
 from support.zeromq import eventually, join, logged_line
 
-pytest.importorskip("rpc_backend_zeromq", reason="only ZEROMQ has certificates")
+pytest.importorskip("rpc_backend_zeromq", reason="these workers use ZEROMQ")
 
 TRAINER = "spiffe://example.org/ml/trainer"
 SERVER = "spiffe://example.org/ml/server"

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "rpc_backends_agents/openssl/python.h"
 #include "rpc_backends_agents/python.h"
 #include "ucp.h"
 #include "ucx_transport.h"
@@ -25,6 +26,7 @@ Clock::duration seconds(double value) {
 std::shared_ptr<PythonTransport> make(const std::vector<std::pair<std::string, std::string>>& config,
                                       uint64_t max_message, double poll_time, double handshake_timeout,
                                       uint64_t rendezvous, const std::map<std::string, std::string>& device_memory,
+                                      const std::shared_ptr<Certificates>& certificates,
                                       const py::object& on_unknown_proof, const py::object& on_refused) {
   Settings settings;
   settings.config = config;
@@ -33,6 +35,7 @@ std::shared_ptr<PythonTransport> make(const std::vector<std::pair<std::string, s
   settings.handshake_timeout = seconds(handshake_timeout);
   settings.rendezvous = rendezvous;
   settings.device_memory = device_memory;
+  settings.certificates = certificates;
   auto on_unknown = unknown_key_callback(on_unknown_proof);
   auto on_refusal = refused_callback(on_refused);
   const py::gil_scoped_release release;
@@ -61,12 +64,16 @@ void start(PythonTransport& transport, int self, const py::bytes& connection_key
 }
 
 void learn(PythonTransport& transport, int peer, const py::bytes& address, const py::bytes& our_proof,
-           const py::bytes& their_proof, std::pair<int, uint64_t> process, uint64_t max_message) {
+           const py::bytes& their_proof, std::pair<int, uint64_t> process, uint64_t max_message,
+           const std::string& identity, const std::pair<py::bytes, py::bytes>& statements) {
   Credentials credentials;
   credentials.our_proof = proof_of(our_proof);
   credentials.their_proof = proof_of(their_proof);
   credentials.process = {process.first, process.second};
   credentials.max_message = max_message;
+  credentials.identity = identity;
+  credentials.our_statement = statements.first;
+  credentials.their_statement = statements.second;
   const std::string copied = address;
   const py::gil_scoped_release release;
   transport.learn_address(peer, copied, credentials);
@@ -100,12 +107,17 @@ PYBIND11_MODULE(_native, module) {
   bind_transport<UcxTransport>(module)
       .def(py::init(&make), py::kw_only(), py::arg("config"), py::arg("max_message"), py::arg("poll_time"),
            py::arg("handshake_timeout"), py::arg("rendezvous"), py::arg("device_memory"),
-           py::arg("on_unknown_proof") = py::none(), py::arg("on_refused") = py::none())
+           py::arg("certificates") = py::none(), py::arg("on_unknown_proof") = py::none(),
+           py::arg("on_refused") = py::none())
       .def("address", [](const PythonTransport& self) { return py::bytes(self.address()); })
       .def("start", &start, py::arg("self_id"), py::arg("connection_key"))
       .def("learn", &learn, py::arg("peer"), py::arg("address"), py::arg("our_proof"), py::arg("their_proof"),
-           py::arg("process") = std::pair<int, uint64_t>(0, 0), py::arg("max_message") = UINT64_MAX)
+           py::arg("process") = std::pair<int, uint64_t>(0, 0), py::arg("max_message") = UINT64_MAX,
+           py::arg("identity") = "", py::arg("statements") = std::pair<py::bytes, py::bytes>())
+      .def("renew", &PythonTransport::renew, py::arg("certificates"), py::call_guard<py::gil_scoped_release>())
+      .def("revoke", &PythonTransport::revoke, py::arg("names"), py::call_guard<py::gil_scoped_release>())
       .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"), py::arg("device") = py::none());
+  bind_certificates(module);
   module.def("capture_log", &capture_log, py::arg("also_print"));
   module.def("setting_names", &setting_names);
   module.def(

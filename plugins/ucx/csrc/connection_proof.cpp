@@ -38,6 +38,21 @@ ConnectionKey::Tag ConnectionKey::answer_to(const Proof& proof) const {
   return tag("accept", proof, {});
 }
 
+std::string ConnectionKey::statement(const char* role, const Proof& proof, const std::string& receiver) const {
+  std::string text = role;  // none of the two begins with the other one
+  text.append(reinterpret_cast<const char*>(bytes_.data()), sizeof bytes_);
+  text.append(reinterpret_cast<const char*>(&proof), sizeof proof);
+  return text + receiver;
+}
+
+std::string ConnectionKey::connector_states(const Proof& proof, const std::string& receiver) const {
+  return statement("connect", proof, receiver);
+}
+
+std::string ConnectionKey::receiver_states(const Proof& proof) const {
+  return statement("accept", proof, {});
+}
+
 bool is_same(const ConnectionKey::Tag& left, const ConnectionKey::Tag& right) {
   const volatile uint64_t difference = (left[0] ^ right[0]) | (left[1] ^ right[1]);
   return difference == 0;

@@ -2,6 +2,9 @@
 //
 // The worker that connects sends a Proof. It is valid for one receiver's address and can be used once. The receiver
 // answers it with a Tag. Both are keyed hashes (SipHash-2-4, twice, with two keys) under the group's key.
+//
+// If workers have certificates in place of a secret, all who can read the store can make that key. Then a proof of
+// identity.h follows the Proof, and another one the Tag.
 #pragma once
 
 #include <sys/socket.h>
@@ -38,8 +41,13 @@ class ConnectionKey {
   // What a receiver answers to a proof.
   Tag answer_to(const Proof& proof) const;
 
+  // What the owners of certificates sign: the worker that connects, and the receiver.
+  std::string connector_states(const Proof& proof, const std::string& receiver) const;
+  std::string receiver_states(const Proof& proof) const;
+
  private:
   Tag tag(const char* purpose, const Proof& proof, const std::string& receiver) const;
+  std::string statement(const char* role, const Proof& proof, const std::string& receiver) const;
 
   const Bytes bytes_;
 };

@@ -52,11 +52,12 @@ void Endpoints::force(ucp_ep_h endpoint, int peer) {
   param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
   ++closing_;
-  if (is_in_progress(ucp_ep_close_nbx(endpoint, &param))) {
-    inbox_.nudge();
-  } else {
+  if (!is_in_progress(ucp_ep_close_nbx(endpoint, &param))) {
     --closing_;
   }
+  // UCX stops listening in shared memory when the last endpoint there is closed. It hears of new ones again only after
+  // it has made progress.
+  inbox_.nudge();
 }
 
 void Endpoints::close_flushed(ucp_ep_h endpoint, Clock::time_point until) {

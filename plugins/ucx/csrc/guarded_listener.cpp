@@ -53,12 +53,12 @@ bool add_to(int epoll, int fd, uint32_t events) {
 
 }  // namespace
 
-GuardedListener::GuardedListener(int listener, std::chrono::milliseconds time_limit, Check check, OnRefused on_refused)
+GuardedListener::GuardedListener(int listener, std::chrono::milliseconds time_limit, Judge& judge, OnRefused on_refused)
     : listener_(copy_of_fd(listener)),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
       time_limit_(time_limit),
-      check_(std::move(check)),
+      judge_(judge),
       on_refused_(std::move(on_refused)),
       spare_(std::make_unique<Fd>(copy_of_fd(timer_.get()))) {
   if (!add_to(epoll_.get(), listener_.get(), EPOLLIN) || !add_to(epoll_.get(), timer_.get(), EPOLLIN)) {
@@ -66,12 +66,12 @@ GuardedListener::GuardedListener(int listener, std::chrono::milliseconds time_li
   }
 }
 
-int GuardedListener::accept() {
+GuardedListener::Accepted GuardedListener::accept() {
   for (int i = 0; i < kMostEvents; ++i) {
     // One at a time: the kernel takes turns among those that are ready, so no sender holds up the others.
     epoll_event event{};
     if (::epoll_wait(epoll_.get(), &event, 1, 0) != 1) {
-      return -1;
+      return {};
     }
     if (event.data.fd == timer_.get()) {
       run_timer();
@@ -94,12 +94,12 @@ int GuardedListener::accept() {
     } else if (outcome == Outcome::kProved) {
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, event.data.fd, nullptr);
       by_fd_.erase(found);
-      const int proved = std::exchange(pending->fd, -1);
+      const Accepted accepted{std::exchange(pending->fd, -1), std::move(pending->subject)};
       pending_.erase(pending);
-      return proved;
+      return accepted;
     }
   }
-  return -1;
+  return {};
 }
 
 void GuardedListener::add() {
@@ -127,30 +127,72 @@ void GuardedListener::add() {
 }
 
 GuardedListener::Outcome GuardedListener::read(Pending& pending) {
-  const ssize_t got =
-      ::recv(pending.fd, pending.bytes.data() + pending.size, pending.bytes.size() - pending.size, MSG_DONTWAIT);
+  if (!pending.answer.empty()) {
+    return send_answer(pending);
+  }
+  // Not a byte more than the proof, because what follows is for UCX.
+  const size_t before = pending.bytes.size();
+  pending.bytes.resize(pending.wanted);
+  const ssize_t got = ::recv(pending.fd, pending.bytes.data() + before, pending.wanted - before, MSG_DONTWAIT);
+  const int error = errno;
+  pending.bytes.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
   if (got == -1) {
-    return errno == EAGAIN || errno == EINTR ? Outcome::kWaits : Outcome::kClosed;
+    return error == EAGAIN || error == EINTR ? Outcome::kWaits : Outcome::kClosed;
   }
-  if (got == 0) {
-    return Outcome::kClosed;
-  }
-  pending.size += static_cast<size_t>(got);
+  return got == 0 ? Outcome::kClosed : judge(pending);
+}
+
+GuardedListener::Outcome GuardedListener::judge(Pending& pending) {
+  constexpr size_t first = sizeof(ConnectionKey::Proof);
   ConnectionKey::Proof proof;
-  if (std::memcmp(pending.bytes.data(), &proof.magic, std::min(pending.size, sizeof proof.magic)) != 0) {
+  if (std::memcmp(pending.bytes.data(), &proof.magic, std::min(pending.bytes.size(), sizeof proof.magic)) != 0) {
     return Outcome::kRefused;
   }
-  if (pending.size < pending.bytes.size()) {
+  if (pending.bytes.size() < pending.wanted) {
     return Outcome::kWaits;
   }
   std::memcpy(&proof, pending.bytes.data(), sizeof proof);
-  const auto answer = check_(proof, local_address(pending.fd));
-  if (!answer) {
+  if (pending.wanted == first) {
+    pending.receiver = local_address(pending.fd);
+    if (!judge_.is_valid(proof, pending.receiver)) {
+      return Outcome::kRefused;
+    }
+    if (judge_.wants_identity()) {
+      pending.wanted += sizeof(Identity::Head);
+      return Outcome::kWaits;
+    }
+  } else if (pending.wanted == first + sizeof(Identity::Head)) {
+    const auto size = Identity::size_of(std::string_view(pending.bytes).substr(first));
+    if (!size || *size == sizeof(Identity::Head)) {
+      pending.why = "with certificates that are invalid or too long";
+      return Outcome::kRefused;
+    }
+    pending.wanted = first + *size;
+    return Outcome::kWaits;
+  }
+  try {
+    pending.answer = judge_.answer(proof, pending.bytes.substr(first), pending.receiver, pending.subject);
+  } catch (const TransportError& error) {
+    pending.why = std::string("and is refused: ") + error.what();
     return Outcome::kRefused;
   }
-  // The buffer of a new connection has room for this.
-  const ssize_t sent = ::send(pending.fd, answer->data(), sizeof *answer, MSG_NOSIGNAL | MSG_DONTWAIT);
-  return sent == sizeof *answer ? Outcome::kProved : Outcome::kClosed;
+  return send_answer(pending);
+}
+
+GuardedListener::Outcome GuardedListener::send_answer(Pending& pending) {
+  const ssize_t sent = ::send(pending.fd, pending.answer.data(), pending.answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent == -1 && errno != EAGAIN && errno != EINTR) {
+    return Outcome::kClosed;
+  }
+  pending.answer.erase(0, static_cast<size_t>(std::max<ssize_t>(sent, 0)));
+  if (pending.answer.empty()) {
+    return Outcome::kProved;
+  }
+  epoll_event event{};
+  event.events = EPOLLOUT | EPOLLRDHUP;
+  event.data.fd = pending.fd;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, pending.fd, &event);
+  return Outcome::kWaits;
 }
 
 void GuardedListener::erase(Oldest::iterator pending) {
@@ -159,9 +201,9 @@ void GuardedListener::erase(Oldest::iterator pending) {
 }
 
 void GuardedListener::refuse(Oldest::iterator pending) {
-  const std::string from = std::move(pending->from);
+  const std::string from = std::move(pending->from), why = std::move(pending->why);
   erase(pending);
-  on_refused_(from);
+  on_refused_(from, why);
 }
 
 void GuardedListener::keep(size_t number) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "identity.h"
 #include "incoming.h"
 #include "outgoing.h"
 #include "settings.h"
@@ -22,6 +23,7 @@ struct Link {
 
   // To the peer.
   ucp_ep_h endpoint = nullptr;
+  uint64_t opened = 0;      // endpoints to this address so far
   ucp_ep_h bulk = nullptr;  // over a network: a connection of its own for large messages, from the first one on
   wire::Token token;
   uint64_t next_small = 0, next_large = wire::kFirstLarge;
@@ -36,6 +38,11 @@ struct Link {
 
   // From the peer.
   wire::Token their_token;
+  // With certificates: the number of the greeting with this token, the smallest number that is no repetition, and whose
+  // certificate it was.
+  uint64_t their_number = 0, least_number = 0;
+  Subject subject;
+  Identity::Digest certificates{};
   uint32_t goodbyes = 0;  // copies of the peer's goodbye that have come
   Incoming small, large;
 

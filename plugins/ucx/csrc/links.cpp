@@ -20,6 +20,8 @@ constexpr std::chrono::milliseconds kLongestPause{5000};
 constexpr std::chrono::seconds kCopyTime{5};
 // Copying parts into the header of an active message is worth it up to this many bytes.
 constexpr size_t kLongestHeader = 6144;
+// The most endpoints that a greeting makes this worker open and close.
+constexpr int kMostSkipped = 1000;
 // How long a connection stays open for a goodbye that has not left.
 constexpr std::chrono::seconds kPartingTime{5};
 // When the transport is closed: how long goodbyes may take at least, and how long UCX may take to close its endpoints.
@@ -77,9 +79,9 @@ Link* Links::owner_of(const Token& token) {
 
 void Links::learn(int peer, const std::string& address, const Credentials& credentials) {
   Link* link = find(peer);
-  const bool is_known = link != nullptr && link->address == address &&
-                        link->credentials.our_proof == credentials.our_proof &&
-                        link->credentials.their_proof == credentials.their_proof;
+  const bool is_known =
+      link != nullptr && link->address == address && link->credentials.our_proof == credentials.our_proof &&
+      link->credentials.identity == credentials.identity && link->credentials.their_proof == credentials.their_proof;
   if (!is_known) {
     if (link != nullptr) {
       lose(*link, "its address has changed", false);
@@ -90,6 +92,10 @@ void Links::learn(int peer, const std::string& address, const Credentials& crede
     }
     link->address = address;
     link->credentials = credentials;
+    link->opened = 0;
+    link->their_number = link->least_number = 0;
+    link->subject = {};
+    link->certificates = {};
     proofs_[text_of(credentials.their_proof)] = peer;
   }
   if (link->is_lost) {
@@ -138,7 +144,7 @@ void Links::open(Link& link) {
           }
         });
     greet(link);
-  } catch (const std::bad_alloc&) {
+  } catch (...) {
     close_endpoints(link);  // without a greeting or a time limit, it would stay for ever
     throw;
   }
@@ -147,9 +153,25 @@ void Links::open(Link& link) {
 void Links::open_endpoint(Link& link, ucp_ep_h& endpoint) {
   try {
     endpoints_.open(link.peer, link.address, called(link.peer) + " cannot be reached", endpoint);
+    ++link.opened;
   } catch (const TransportError&) {
     processes_.check_end(link.peer);
     throw;
+  }
+}
+
+// UCX pairs the endpoints of two workers in the order in which each worker opens them. If the peer has given up some of
+// its own without an answer, the next one of this worker would belong to one that is closed, and UCX would wait for
+// ever for the answer to a large message. So this worker gives up as many.
+void Links::skip_endpoints(Link& link, uint64_t theirs) {
+  for (int i = 0; i < kMostSkipped && link.opened + 1 < theirs; ++i) {
+    ucp_ep_h unused = nullptr;
+    open_endpoint(link, unused);
+    const bool is_here = is_in_shared_memory(unused);
+    endpoints_.close(unused);
+    if (!is_here) {
+      return;  // over a network, UCX learns that the peer has closed its own
+    }
   }
 }
 
@@ -159,7 +181,13 @@ void Links::greet(Link& link) {
   greeting.token = link.token;
   greeting.about = link.their_token;
   greeting.proof = link.credentials.our_proof;
-  outbox_.send_head(link.endpoint, Kind::kGreeting, {reinterpret_cast<const char*>(&greeting), sizeof greeting});
+  greeting.number = link.attempt;
+  greeting.opened = link.opened;
+  std::string bytes(reinterpret_cast<const char*>(&greeting), sizeof greeting), proof;
+  if (services_.identity != nullptr) {
+    proof = services_.identity->prove(link.credentials.our_statement + bytes, link.certificates);
+  }
+  outbox_.send_head(link.endpoint, Kind::kGreeting, bytes, std::move(proof));
 }
 
 void Links::on_process_end(uint64_t id) {
@@ -176,8 +204,8 @@ void Links::on_process_end(uint64_t id) {
   }
 }
 
-void Links::greeted(const Greeting& greeting) {
-  const std::string proof = text_of(greeting.proof);
+void Links::greeted(Greeted greeting) {
+  const std::string proof = text_of(greeting.head.proof);
   const auto known = proofs_.find(proof);
   if (known != proofs_.end()) {
     admit(known->second, greeting);
@@ -186,10 +214,41 @@ void Links::greeted(const Greeting& greeting) {
   strangers_.look_up(proof, greeting);
 }
 
-void Links::admit(int peer, const Greeting& greeting) {
+bool Links::is_proved(Link& link, const Greeted& greeted) {
+  if (services_.identity == nullptr) {
+    return true;
+  }
+  const Greeting& head = greeted.head;
+  try {
+    // Of its present link the peer may send several greetings; those of earlier ones are repeated by somebody else.
+    if (head.number < link.least_number || (head.number == link.their_number && !(head.token == link.their_token))) {
+      throw TransportError("its greeting was used before");
+    }
+    const bool knows_us = static_cast<bool>(head.about);
+    std::string statement = link.credentials.their_statement;
+    statement.append(reinterpret_cast<const char*>(&head), sizeof head);
+    Identity::Proved proved = services_.identity->check(greeted.identity, statement, knows_us);
+    if (proved.subject.identity != link.credentials.identity) {
+      throw TransportError("it has the certificate of " + proved.subject.text());
+    }
+    link.subject = std::move(proved.subject);
+    link.certificates = proved.certificates;
+    return true;
+  } catch (const TransportError& error) {
+    ++services_.counters.refused;
+    services_.callback_thread.report("a process that claims to be " + called(link.peer) + ": " + error.what());
+    return false;
+  }
+}
+
+void Links::admit(int peer, const Greeted& greeted) {
+  const Greeting& greeting = greeted.head;
   Link* const link = find(peer);
   if (link == nullptr || static_cast<int>(greeting.from) != peer || !greeting.token) {
     ++services_.counters.refused;
+    return;
+  }
+  if (!is_proved(*link, greeted)) {
     return;
   }
   const bool is_new = !(link->their_token == greeting.token);
@@ -198,6 +257,7 @@ void Links::admit(int peer, const Greeting& greeting) {
     end_incoming(*link);
     tokens_[greeting.token] = peer;  // may throw; then a later greeting is new again
     link->their_token = greeting.token;
+    link->their_number = link->least_number = greeting.number;
     if (again && link->is_confirmed && !link->is_lost) {
       // Answers that the peer sent on its former link may be lost.
       const std::string reason = "it has connected again";
@@ -210,18 +270,19 @@ void Links::admit(int peer, const Greeting& greeting) {
     }
   }
   const bool knows_ours = link->endpoint != nullptr && greeting.about == link->token;
-  if (link->endpoint == nullptr) {
-    if (closing_) {
-      return;
-    }
-    try {
+  if (link->endpoint == nullptr && closing_) {
+    return;
+  }
+  try {
+    if (link->endpoint == nullptr) {
+      skip_endpoints(*link, greeting.opened);
       open(*link);
-    } catch (const TransportError& error) {
-      lose(*link, error.what(), true);
-      return;
+    } else if (is_new || !knows_ours) {
+      greet(*link);
     }
-  } else if (is_new || !knows_ours) {
-    greet(*link);
+  } catch (const TransportError& error) {
+    lose(*link, error.what(), true);
+    return;
   }
   if (knows_ours && !link->is_confirmed) {
     confirm(*link);
@@ -310,6 +371,7 @@ void Links::schedule_retry(Link& link) {
 void Links::end_incoming(Link& link) {
   tokens_.erase(link.their_token);
   link.their_token = Token();
+  link.least_number = std::max(link.least_number, link.their_number + 1);
   link.goodbyes = 0;
   std::destroy_at(&link.small);
   std::construct_at(&link.small, services_.settings.max_message);
@@ -396,6 +458,23 @@ void Links::reject(int peer, const std::string& reason) {
   services_.callback_thread.report("the connection to " + called(peer) + " is closed: " + reason);
   part(*link, true, "it has closed the connection: " + reason);
   lose(*link, "rejected: " + reason, false);
+}
+
+void Links::end_revoked() {
+  for (auto& [peer, link] : links_) {
+    if (link->subject.identity.empty() || !services_.identity->is_revoked(link->subject)) {
+      continue;
+    }
+    const std::string who = link->subject.text();
+    link->subject = {};
+    if (link->endpoint == nullptr && !link->their_token) {
+      continue;
+    }
+    services_.callback_thread.report("the connection to " + called(peer) + " is closed: the certificate of " + who +
+                                     " is revoked");
+    part(*link, true, "it has closed the connection");  // the reason is not for the peer
+    lose(*link, "its certificate is revoked", false);
+  }
 }
 
 void Links::close(Clock::time_point deadline) {
@@ -551,19 +630,24 @@ bool Links::do_later() {
   return any;
 }
 
-ucs_status_t Links::on_greeting(void* self, const void* header, size_t header_size, void* /*data*/, size_t /*size*/,
-                                const ucp_am_recv_param_t* /*param*/) {
+ucs_status_t Links::on_greeting(void* self, const void* header, size_t header_size, void* data, size_t size,
+                                const ucp_am_recv_param_t* param) {
   auto& links = *static_cast<Links*>(self);
-  Greeting greeting;
+  Greeted greeted;
+  Greeting& greeting = greeted.head;
   if (header_size == sizeof greeting) {
     std::memcpy(&greeting, header, sizeof greeting);
   }
-  if (header_size != sizeof greeting || greeting.magic != kMagic || greeting.from > INT32_MAX) {
+  const bool is_here = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0;
+  const size_t most = links.services_.identity == nullptr ? 0 : Identity::kLongest;
+  if (header_size != sizeof greeting || greeting.magic != kMagic || greeting.from > INT32_MAX || !is_here ||
+      size > most) {
     ++links.services_.counters.refused;
     return UCS_OK;
   }
   try {
-    links.run_later([&links, greeting] { links.greeted(greeting); });
+    greeted.identity.assign(static_cast<const char*>(data), size);
+    links.run_later([&links, greeted = std::move(greeted)]() mutable { links.greeted(std::move(greeted)); });
   } catch (const std::bad_alloc&) {
     ++links.services_.counters.dropped;  // its sender tries again when it gets no answer
   }

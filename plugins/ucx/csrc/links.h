@@ -26,6 +26,7 @@
 
 #include "arrivals.h"
 #include "endpoints.h"
+#include "identity.h"
 #include "inbox.h"
 #include "outbox.h"
 #include "processes.h"
@@ -47,6 +48,7 @@ class Links final : Arrivals::Owner {
     Releaser& releaser;
     Timers& timers;
     const DeviceMemory& device_memory;
+    const Identity* identity;  // null if workers have no certificates
   };
 
   Links(const Services& services, Worker& worker);
@@ -58,6 +60,8 @@ class Links final : Arrivals::Owner {
   void forget(int peer);
   void send(int peer, Parts parts);
   void reject(int peer, const std::string& reason) override;
+  // Ends the links with peers whose certificates are revoked.
+  void end_revoked();
 
   // Makes UCX progress; returns whether there was anything to do.
   bool progress();
@@ -102,9 +106,12 @@ class Links final : Arrivals::Owner {
   void open_endpoint(Link& link, ucp_ep_h& endpoint);
   // The endpoint for a message.
   ucp_ep_h endpoint_for(Link& link, const Outgoing& outgoing);
+  void skip_endpoints(Link& link, uint64_t theirs);
   void greet(Link& link);
-  void greeted(const wire::Greeting& greeting);
-  void admit(int peer, const wire::Greeting& greeting);
+  void greeted(Greeted greeting);
+  // Whether the greeting proves the identity that the peer must have.
+  bool is_proved(Link& link, const Greeted& greeting);
+  void admit(int peer, const Greeted& greeted);
   void goodbye(const wire::Goodbye& head, const std::string& reason);
   void confirm(Link& link);
   void post(Link& link, std::unique_ptr<Outgoing> outgoing);

@@ -84,14 +84,21 @@ void Outbox::on_sent(void* request, ucs_status_t status, void* argument) {
   outgoing.outbox->completed(outgoing);
 }
 
-void Outbox::send_head(ucp_ep_h endpoint, Kind kind, const std::string& bytes) {
+void Outbox::send_head(ucp_ep_h endpoint, Kind kind, const std::string& bytes, std::string data) {
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS;
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_USER_DATA;
+  // UCX reads the data until the request is complete.
+  auto kept = std::make_unique<std::string>(std::move(data));
+  param.user_data = kept.get();
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER | UCP_AM_SEND_FLAG_EAGER;
-  param.cb.send = [](void* request, ucs_status_t /*status*/, void* /*none*/) { ucp_request_free(request); };
-  const ucs_status_ptr_t request =
-      ucp_am_send_nbx(endpoint, static_cast<unsigned>(kind), bytes.data(), bytes.size(), nullptr, 0, &param);
+  param.cb.send = [](void* request, ucs_status_t /*status*/, void* kept) {
+    delete static_cast<std::string*>(kept);
+    ucp_request_free(request);
+  };
+  const ucs_status_ptr_t request = ucp_am_send_nbx(endpoint, static_cast<unsigned>(kind), bytes.data(), bytes.size(),
+                                                   kept->empty() ? nullptr : kept->data(), kept->size(), &param);
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
+    (void)kept.release();
     services_.inbox.nudge();
   }
 }

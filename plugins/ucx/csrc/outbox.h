@@ -30,8 +30,8 @@ class Outbox {
   // Gives a message to UCX, as message `number` of the link with this token. Returns UCX's error if the connection has
   // failed. Throws std::bad_alloc only before UCX has any of the message: the number is then unused.
   ucs_status_t post(ucp_ep_h endpoint, int peer, wire::Token token, uint64_t number, std::unique_ptr<Outgoing> owned);
-  // Sends a greeting or a goodbye.
-  void send_head(ucp_ep_h endpoint, wire::Kind kind, const std::string& bytes);
+  // Sends a greeting or a goodbye, and data after it.
+  void send_head(ucp_ep_h endpoint, wire::Kind kind, const std::string& bytes, std::string data = {});
 
   // The smallest number of a small message, or of a large one, to this peer that is still leaving, if it is smaller
   // than `next`, the number of the next one.

@@ -5,10 +5,12 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "rpc_backends_agents/openssl/certificates.h"
 #include "wire.h"
 
 namespace rpc_backends::ucx {
@@ -28,6 +30,8 @@ struct Settings {
   uint64_t rendezvous = 0;
   // The types of devices whose memory UCX moves, by torch's name, each with UCX's name of that memory: "cuda", "cuda".
   std::map<std::string, std::string> device_memory;
+  // With which this worker proves who it is. Null: workers have no certificates.
+  std::shared_ptr<const Certificates> certificates;
 };
 
 // A process on this host whose end is watched.
@@ -41,6 +45,9 @@ struct Credentials {
   wire::Proof their_proof{};  // what the peer sends to this worker
   Process process;
   uint64_t max_message = UINT64_MAX;  // the peer's limit for one message, in bytes
+  // With certificates: whose they must be, and what each side signs in its greetings.
+  std::string identity;
+  std::string our_statement, their_statement;
 };
 
 struct Counters {

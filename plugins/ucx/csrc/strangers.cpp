@@ -13,9 +13,9 @@ constexpr size_t kMostStrangers = 1000;
 
 }  // namespace
 
-void Strangers::look_up(const std::string& proof, const Greeting& greeting) {
+void Strangers::look_up(const std::string& proof, const Greeted& greeting) {
   if (greetings_.size() >= kMostStrangers || !callback_thread_.can_look_up()) {
-    refuse(greeting.from);
+    refuse(greeting.head.from);
     return;
   }
   greetings_[proof] = greeting;
@@ -30,16 +30,16 @@ void Strangers::look_up(const std::string& proof, const Greeting& greeting) {
   });
   if (!is_queued) {
     greetings_.erase(proof);
-    refuse(greeting.from);
+    refuse(greeting.head.from);
   }
 }
 
-std::optional<Greeting> Strangers::take(const std::string& proof) {
+std::optional<Greeted> Strangers::take(const std::string& proof) {
   const auto waiting = greetings_.find(proof);
   if (waiting == greetings_.end()) {
     return std::nullopt;
   }
-  const Greeting greeting = waiting->second;
+  Greeted greeting = std::move(waiting->second);
   greetings_.erase(waiting);
   return greeting;
 }
@@ -50,7 +50,7 @@ bool Strangers::finish_lookups() {
   }
   while (const auto proof = next_looked_up()) {
     if (const auto greeting = take(*proof)) {  // if the worker is known by now, learn() has taken it
-      refuse(greeting->from);
+      refuse(greeting->head.from);
     }
   }
   return true;

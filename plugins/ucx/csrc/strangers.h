@@ -13,14 +13,20 @@
 
 namespace rpc_backends::ucx {
 
+// A greeting that has come.
+struct Greeted {
+  wire::Greeting head;
+  std::string identity;  // the proof of the sender's certificate, if it has one
+};
+
 class Strangers {
  public:
   Strangers(CallbackThread& callback_thread, Inbox& inbox, Counters& counters)
       : callback_thread_(callback_thread), inbox_(inbox), counters_(counters) {}
 
   // Looks up whose proof this is. If the lookup makes the worker known, take() returns its greeting.
-  void look_up(const std::string& proof, const wire::Greeting& greeting);
-  std::optional<wire::Greeting> take(const std::string& proof);
+  void look_up(const std::string& proof, const Greeted& greeting);
+  std::optional<Greeted> take(const std::string& proof);
 
   // Refuses the strangers that are still unknown after their lookup; returns whether a lookup has ended.
   bool finish_lookups();
@@ -32,7 +38,7 @@ class Strangers {
   CallbackThread& callback_thread_;
   Inbox& inbox_;
   Counters& counters_;
-  std::unordered_map<std::string, wire::Greeting> greetings_;  // by proof
+  std::unordered_map<std::string, Greeted> greetings_;  // by proof
 
   std::mutex mutex_;                   // may be locked while the transport's lock is held; never the reverse
   std::deque<std::string> looked_up_;  // proofs

@@ -3,11 +3,14 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <ucp/api/ucp.h>
 #include <ucs/sys/sock.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <exception>
 #include <unordered_map>
 #include <utility>
@@ -26,10 +29,17 @@ thread_local TcpGuard* current = nullptr;
 
 // A connection that UCX has opened, until the other end has answered the proof.
 struct Opened {
+  TcpGuard* guard = nullptr;
   TcpGuard::Promise promise;
   bool is_sent = false;
-  ConnectionKey::Tag answer{};
-  size_t size = 0;  // of the answer, in bytes so far
+  std::string answer;  // received so far
+  size_t wanted = sizeof(ConnectionKey::Tag);
+};
+
+// A connection of the owner of a certificate.
+struct Proved {
+  TcpGuard* guard = nullptr;
+  Subject subject;
 };
 
 // The sockets that guards watch over, by descriptor. UCX calls the functions below on its own threads too.
@@ -37,11 +47,13 @@ struct Sockets {
   std::mutex mutex;
   std::unordered_map<int, std::pair<TcpGuard*, std::unique_ptr<GuardedListener>>> listeners;
   std::unordered_map<int, Opened> opened;
+  std::unordered_map<int, Proved> proved;
   std::atomic<size_t> unanswered{0};  // the size of `opened`, which each receive looks at
 
   void forget(int fd) {
     listeners.erase(fd);
     opened.erase(fd);
+    proved.erase(fd);
     unanswered = opened.size();
   }
 };
@@ -84,9 +96,13 @@ ucs_status_t accept(int fd, sockaddr* address, socklen_t* size, int* accepted) {
     std::lock_guard<std::mutex> lock(sockets().mutex);
     const auto found = sockets().listeners.find(fd);
     if (found != sockets().listeners.end()) {
-      *accepted = found->second.second->accept();
+      const auto connection = found->second.second->accept();
+      *accepted = connection.fd;
       if (*accepted == -1) {
         return UCS_ERR_NO_PROGRESS;
+      }
+      if (connection.subject) {
+        sockets().proved[*accepted] = {found->second.first, *connection.subject};
       }
       ::getpeername(*accepted, address, size);
       return UCS_OK;
@@ -104,6 +120,7 @@ ucs_status_t connect(int fd, const sockaddr* address) {
       std::lock_guard<std::mutex> lock(sockets().mutex);
       sockets().forget(fd);
       if (promise) {
+        sockets().opened[fd].guard = current;
         sockets().opened[fd].promise = *promise;
         sockets().unanswered = sockets().opened.size();
       }
@@ -114,35 +131,86 @@ ucs_status_t connect(int fd, const sockaddr* address) {
   return ucs_socket_connect(fd, address);
 }
 
+// The buffer of a new connection has room for this, except for long certificates, which wait for the receiver's kernel.
+bool send_proof(int fd, const std::string& bytes) {
+  constexpr int patience = 1000;  // milliseconds
+  for (size_t at = 0; at < bytes.size();) {
+    const ssize_t sent = ::send(fd, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL | MSG_MORE | MSG_DONTWAIT);
+    if (sent >= 0) {
+      at += static_cast<size_t>(sent);
+      continue;
+    }
+    pollfd room{fd, POLLOUT, 0};
+    const bool waits = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    if (!waits || ::poll(&room, 1, patience) == 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
 ucs_status_t send(int fd, const void* data, size_t size) {
   if (sockets().unanswered.load(std::memory_order_relaxed) != 0) {
     std::lock_guard<std::mutex> lock(sockets().mutex);
     const auto found = sockets().opened.find(fd);
-    if (found != sockets().opened.end() && !std::exchange(found->second.is_sent, true)) {
-      // The buffer of a new connection has room for this. If the connection has failed, UCX's own data fails too.
-      const ConnectionKey::Proof& proof = found->second.promise.proof;
-      [[maybe_unused]] const ssize_t sent = ::send(fd, &proof, sizeof proof, MSG_NOSIGNAL | MSG_MORE);
+    if (found != sockets().opened.end() && !std::exchange(found->second.is_sent, true) &&
+        !send_proof(fd, found->second.promise.bytes)) {
+      return UCS_ERR_IO_ERROR;
     }
   }
   return ucs_socket_send(fd, data, size);
 }
 
+// Looks at what has come of the answer. UCS_OK: it is right, as far as it goes.
+ucs_status_t check_answer(int fd, Opened& opened) {
+  ConnectionKey::Tag tag{};
+  std::memcpy(tag.data(), opened.answer.data(), sizeof tag);
+  if (!is_same(tag, opened.promise.answer)) {
+    return UCS_ERR_IO_ERROR;
+  }
+  if (!opened.guard->wants_identity()) {
+    return UCS_OK;
+  }
+  if (opened.wanted == sizeof tag) {
+    opened.wanted += sizeof(Identity::Head);
+  } else if (opened.wanted == sizeof tag + sizeof(Identity::Head)) {
+    const auto size = Identity::size_of(std::string_view(opened.answer).substr(sizeof tag));
+    if (!size || *size == sizeof(Identity::Head)) {
+      return UCS_ERR_IO_ERROR;
+    }
+    opened.wanted = sizeof tag + *size;
+  } else {
+    const auto subject = opened.guard->check_answer(opened.promise, opened.answer.substr(sizeof tag));
+    if (!subject) {
+      return UCS_ERR_IO_ERROR;
+    }
+    sockets().proved[fd] = {opened.guard, *subject};
+  }
+  return UCS_OK;
+}
+
 // Reads the answer to the proof. UCS_OK: it is complete and right.
 ucs_status_t read_answer(int fd, Opened& opened) {
-  auto* const bytes = reinterpret_cast<char*>(opened.answer.data());
-  const ssize_t got = ::recv(fd, bytes + opened.size, sizeof opened.answer - opened.size, MSG_DONTWAIT);
+  const size_t before = opened.answer.size();
+  opened.answer.resize(opened.wanted);
+  const ssize_t got = ::recv(fd, opened.answer.data() + before, opened.wanted - before, MSG_DONTWAIT);
+  const int error = errno;
+  opened.answer.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
   if (got == -1) {
-    const bool waits = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    const bool waits = error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
     return waits ? UCS_ERR_NO_PROGRESS : UCS_ERR_CONNECTION_RESET;
   }
   if (got == 0) {
     return UCS_ERR_NOT_CONNECTED;
   }
-  opened.size += static_cast<size_t>(got);
-  if (opened.size < sizeof opened.answer) {
+  if (opened.answer.size() < opened.wanted) {
     return UCS_ERR_NO_PROGRESS;
   }
-  return is_same(opened.answer, opened.promise.answer) ? UCS_OK : UCS_ERR_IO_ERROR;
+  const ucs_status_t status = check_answer(fd, opened);
+  if (status != UCS_OK || opened.answer.size() == opened.wanted) {
+    return status;
+  }
+  return read_answer(fd, opened);  // there is more of it
 }
 
 ucs_status_t receive(int fd, void* data, int flags, size_t* size) {
@@ -155,7 +223,8 @@ ucs_status_t receive(int fd, void* data, int flags, size_t* size) {
         *size = 0;
         return status;
       }
-      sockets().forget(fd);
+      sockets().opened.erase(fd);
+      sockets().unanswered = sockets().opened.size();
     }
   }
   return ucs_socket_recv_nb(fd, data, flags, size);
@@ -213,14 +282,17 @@ bool TcpGuard::is_in_force() {
   return is_installed;
 }
 
-TcpGuard::TcpGuard(std::chrono::milliseconds time_limit, GuardedListener::OnRefused on_refused)
-    : time_limit_(time_limit), on_refused_(std::move(on_refused)), connector_(random_number()) {
+TcpGuard::TcpGuard(std::chrono::milliseconds time_limit, const Identity* identity, OnRefused on_refused)
+    : identity_(identity), time_limit_(time_limit), on_refused_(std::move(on_refused)), connector_(random_number()) {
   is_in_force();
 }
 
 TcpGuard::~TcpGuard() {
   std::lock_guard<std::mutex> lock(sockets().mutex);
   std::erase_if(sockets().listeners, [this](const auto& entry) { return entry.second.first == this; });
+  std::erase_if(sockets().opened, [this](const auto& entry) { return entry.second.guard == this; });
+  std::erase_if(sockets().proved, [this](const auto& entry) { return entry.second.guard == this; });
+  sockets().unanswered = sockets().opened.size();
 }
 
 void TcpGuard::set_key(const ConnectionKey::Bytes& bytes) {
@@ -229,10 +301,11 @@ void TcpGuard::set_key(const ConnectionKey::Bytes& bytes) {
 }
 
 std::unique_ptr<GuardedListener> TcpGuard::guard(int listener) {
-  auto guarded = std::make_unique<GuardedListener>(
-      listener, time_limit_,
-      [this](const ConnectionKey::Proof& proof, const std::string& receiver) { return check(proof, receiver); },
-      on_refused_);
+  GuardedListener::Judge& judge = *this;  // a private base
+  auto guarded = std::make_unique<GuardedListener>(listener, time_limit_, judge,
+                                                   [this](const std::string& from, const std::string& why) {
+                                                     on_refused_("a process connects from " + from + " " + why);
+                                                   });
   ++listeners_;
   return guarded;
 }
@@ -243,17 +316,57 @@ std::optional<TcpGuard::Promise> TcpGuard::promise(const std::string& receiver) 
     return std::nullopt;
   }
   Promise promise;
+  promise.receiver = receiver;
   promise.proof = key_->prove(connector_, ++number_, receiver);
   promise.answer = key_->answer_to(promise.proof);
+  promise.bytes.assign(reinterpret_cast<const char*>(&promise.proof), sizeof promise.proof);
+  if (identity_ != nullptr) {
+    promise.bytes += identity_->prove(key_->connector_states(promise.proof, receiver), {});
+  }
   return promise;
 }
 
-std::optional<ConnectionKey::Tag> TcpGuard::check(const ConnectionKey::Proof& proof, const std::string& receiver) {
+bool TcpGuard::is_valid(const ConnectionKey::Proof& proof, const std::string& receiver) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!key_ || !key_->is_valid(proof, receiver) || !used_.use(proof)) {
+  return key_ && key_->is_valid(proof, receiver);
+}
+
+std::string TcpGuard::answer(const ConnectionKey::Proof& proof, const std::string& identity,
+                             const std::string& receiver, std::optional<Subject>& subject) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Identity::Proved proved;
+  if (identity_ != nullptr) {
+    proved = identity_->check(identity, key_->connector_states(proof, receiver), false);
+    subject = proved.subject;
+  }
+  if (!used_.use(proof)) {  // last, so that only members take memory for what they have used
+    throw TransportError("its proof was used before");
+  }
+  const ConnectionKey::Tag tag = key_->answer_to(proof);
+  std::string bytes(reinterpret_cast<const char*>(tag.data()), sizeof tag);
+  if (identity_ != nullptr) {
+    bytes += identity_->prove(key_->receiver_states(proof), proved.certificates);
+  }
+  return bytes;
+}
+
+std::optional<Subject> TcpGuard::check_answer(const Promise& promise, const std::string& identity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  try {
+    return identity_->check(identity, key_->receiver_states(promise.proof), true).subject;
+  } catch (const TransportError& error) {
+    on_refused_("the process at " + promise.receiver + " is refused: " + error.what());
     return std::nullopt;
   }
-  return key_->answer_to(proof);
+}
+
+void TcpGuard::end_revoked() {
+  std::lock_guard<std::mutex> lock(sockets().mutex);
+  for (const auto& [fd, proved] : sockets().proved) {
+    if (proved.guard == this && identity_->is_revoked(proved.subject)) {
+      ::shutdown(fd, SHUT_RDWR);  // UCX closes it
+    }
+  }
 }
 
 TcpGuard* TcpGuard::Scope::enter(TcpGuard* guard) {

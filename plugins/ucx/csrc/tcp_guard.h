@@ -20,18 +20,22 @@
 
 #include "connection_proof.h"
 #include "guarded_listener.h"
+#include "identity.h"
 
 namespace rpc_backends::ucx {
 
 // One for each of UCX's workers; destroyed after it. Thread-safe.
-class TcpGuard {
+class TcpGuard final : GuardedListener::Judge {
  public:
   // Whether UCX's functions were replaced. If not, no guard has an effect.
   static bool is_in_force();
 
-  // `on_refused`: called with the address of a process that was refused, on a thread of UCX. It must not block.
-  TcpGuard(std::chrono::milliseconds time_limit, GuardedListener::OnRefused on_refused);
-  ~TcpGuard();
+  // Called with a line to log when a process was refused, on a thread of UCX. It must not block.
+  using OnRefused = std::function<void(const std::string& line)>;
+
+  // `identity`: of this worker; null if workers have no certificates.
+  TcpGuard(std::chrono::milliseconds time_limit, const Identity* identity, OnRefused on_refused);
+  ~TcpGuard() override;
   TcpGuard(const TcpGuard&) = delete;
   TcpGuard& operator=(const TcpGuard&) = delete;
 
@@ -67,15 +71,26 @@ class TcpGuard {
   struct Promise {
     ConnectionKey::Proof proof;
     ConnectionKey::Tag answer;
+    std::string bytes;     // what to send: the proof, and that of the identity
+    std::string receiver;  // its address
   };
   // The proof for a new connection to a receiver, and the expected answer; nullopt if there is no key yet.
   std::optional<Promise> promise(const std::string& receiver);
+  bool wants_identity() const override { return identity_ != nullptr; }
+  // Returns whose certificate is in the answer to a promise; nullopt if it is refused.
+  std::optional<Subject> check_answer(const Promise& promise, const std::string& identity);
+
+  // Ends the connections whose certificates are revoked.
+  void end_revoked();
 
  private:
-  std::optional<ConnectionKey::Tag> check(const ConnectionKey::Proof& proof, const std::string& receiver);
+  bool is_valid(const ConnectionKey::Proof& proof, const std::string& receiver) override;
+  std::string answer(const ConnectionKey::Proof& proof, const std::string& identity, const std::string& receiver,
+                     std::optional<Subject>& subject) override;
 
+  const Identity* const identity_;
   const std::chrono::milliseconds time_limit_;
-  const GuardedListener::OnRefused on_refused_;
+  const OnRefused on_refused_;
   std::atomic<int> listeners_{0};
   std::mutex mutex_;
   std::optional<ConnectionKey> key_;

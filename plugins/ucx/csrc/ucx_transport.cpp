@@ -57,16 +57,18 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
       : context(settings.config),
         device_memory(context, settings.device_memory),
         callback_thread("rpc-ucx-calls", std::move(on_unknown_proof), std::move(on_refused)),
-        guard(std::chrono::duration_cast<std::chrono::milliseconds>(settings.handshake_timeout),
-              [this, &counters](const std::string& from) {
+        identity(settings.certificates ? std::make_unique<Identity>(settings.certificates) : nullptr),
+        guard(std::chrono::duration_cast<std::chrono::milliseconds>(settings.handshake_timeout), identity.get(),
+              [this, &counters](const std::string& line) {
                 ++counters.refused;
-                callback_thread.report("a process connects from " + from +
-                                       " without the proof that it belongs to this group");
+                callback_thread.report(line);
               }),
         worker(guarded_worker(context, guard)),
         fd(worker->event_fd()),
         inbox(*this, settings.poll_time, counters),
-        links(Links::Services{settings, counters, inbox, callback_thread, releaser, timers, device_memory}, *worker) {
+        links(Links::Services{settings, counters, inbox, callback_thread, releaser, timers, device_memory,
+                              identity.get()},
+              *worker) {
     inbox.watch(timers.fd(), Inbox::kFirstId);
   }
 
@@ -174,6 +176,7 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
   CallbackThread callback_thread;
   Releaser releaser{"rpc-ucx-release", 0};
   Timers timers;
+  const std::unique_ptr<Identity> identity;  // null if workers have no certificates
   TcpGuard guard;
   std::mutex mutex;
   std::atomic<int> waiting{0};
@@ -215,6 +218,25 @@ void UcxTransport::learn_address(int peer, const std::string& address, const Cre
     throw TransportError("a worker id must not be negative, and this is " + std::to_string(peer));
   }
   impl().locked([&] { impl().links.learn(peer, address, credentials); });
+}
+
+Identity& UcxTransport::identity() const {
+  if (!impl().identity) {
+    throw TransportError("the transport has no certificates");
+  }
+  return *impl().identity;
+}
+
+void UcxTransport::renew(std::shared_ptr<const Certificates> certificates) {
+  const Use use(*this);
+  identity().renew(std::move(certificates));
+}
+
+void UcxTransport::revoke(const std::vector<std::string>& names) {
+  const Use use(*this);
+  identity().revoke(names);
+  impl().locked([this] { impl().links.end_revoked(); });
+  impl().guard.end_revoked();
 }
 
 Text UcxTransport::listen(int /*self*/, std::string_view /*name*/) {

@@ -12,8 +12,10 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "connection_proof.h"
+#include "identity.h"
 #include "rpc_backends_agents/callback_thread.h"
 #include "rpc_backends_agents/gated_transport.h"
 #include "settings.h"
@@ -32,6 +34,10 @@ class UcxTransport : public GatedTransport {
   // `key`: of the group, for connections over TCP.
   void start(int self, const ConnectionKey::Bytes& key);
   void learn_address(int peer, const std::string& address, const Credentials& credentials);
+  // New connections show other certificates. Throws TransportError if this worker has none, or another identity.
+  void renew(std::shared_ptr<const Certificates> certificates);
+  // Sets what is revoked: identities, and numbers of certificates. Throws TransportError if this worker has none.
+  void revoke(const std::vector<std::string>& names);
 
   // Unused by workers of a group, which call start() and learn_address() with proofs.
   Text listen(int self, std::string_view name) override;
@@ -44,6 +50,7 @@ class UcxTransport : public GatedTransport {
   struct Impl;
 
   Impl& impl() const;
+  Identity& identity() const;
 
   const Settings settings_;
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();

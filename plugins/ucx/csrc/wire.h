@@ -1,6 +1,7 @@
 // The wire format: the UCP active messages that workers of a group send to each other.
 //
-//   greeting   opens a link: who the sender is, its proof, and the token that the messages of the link carry
+//   greeting   opens a link: who the sender is, its proof, and the token that the messages of the link carry; then a
+//              proof of identity.h, if workers have certificates
 //   message    its sizes and small parts; and the first large part, if the rest fits into the header
 //   part       one further large part of a message
 //   device part  one part of a message that is in memory of an accelerator at both ends
@@ -25,7 +26,7 @@ static_assert(std::endian::native == std::endian::little, "numbers are little-en
 
 namespace wire {
 
-inline constexpr uint32_t kMagic = 0x32584355;  // "UCX2"
+inline constexpr uint32_t kMagic = 0x33584355;  // "UCX3"
 
 // The ids of the active messages.
 enum class Kind : unsigned { kGreeting = 0, kMessage = 1, kPart = 2, kGoodbye = 3, kDevicePart = 4 };
@@ -48,8 +49,10 @@ struct Greeting {
   Token token;        // of the sender's link
   Token about;        // of the receiver's link, if the sender knows it
   Proof proof{};
+  uint64_t number = 0;  // of the sender's link; later ones have larger numbers
+  uint64_t opened = 0;  // endpoints of the sender to this receiver, with that of this greeting
 };
-static_assert(sizeof(Greeting) == 72);
+static_assert(sizeof(Greeting) == 88);
 
 // Before the sizes of the parts (64 bits each, the largest bit is kLarge) and the small parts, each aligned to 16
 // bytes.

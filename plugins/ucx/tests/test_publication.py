@@ -79,7 +79,7 @@ def test_an_invalid_field_is_refused(change: dict[str, Any]) -> None:
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     with pytest.raises(PublicationError, match="in the store is invalid: "):
-        opened(f"ucx3 open {payload}", None)
+        opened(f"ucx4 open {payload}", None)
 
 
 def test_a_greeting_holds_for_one_pair_of_sessions(a_secret: Secret) -> None:

@@ -15,14 +15,21 @@ from typing import Any
 import pytest
 
 from support import steps
-from support.ucx_transports import CONNECTION_KEY, TIMEOUT, Echo, learn, next_event, transport
+from support.ucx_transports import (
+    CONNECTION_KEY,
+    TIMEOUT,
+    Address,
+    Echo,
+    learn,
+    listeners,
+    next_event,
+    siphash_tag,
+    transport,
+)
 from support.workers import WorkerContext, Workers
 
 #: UCX's magic number: with it, UCX's TCP transport begins a connection.
 _UCX = (0xCAFEBABE12345678).to_bytes(8, "little")
-_MASK = 2**64 - 1
-
-Address = tuple[str, int]
 
 
 def frame(number: int, content: bytes) -> bytes:
@@ -37,74 +44,19 @@ FRAMES = [
 ]
 
 
-def siphash(key: bytes, message: bytes) -> int:
-    """Return SipHash-2-4 of ``message``."""
-    k0, k1 = struct.unpack("<QQ", key)
-    v = [
-        k0 ^ 0x736F6D6570736575,
-        k1 ^ 0x646F72616E646F6D,
-        k0 ^ 0x6C7967656E657261,
-        k1 ^ 0x7465646279746573,
-    ]
-
-    def rotated(number: int, bits: int) -> int:
-        return (number << bits | number >> (64 - bits)) & _MASK
-
-    def rounds(count: int) -> None:
-        for _ in range(count):
-            v[0] = (v[0] + v[1]) & _MASK
-            v[1] = rotated(v[1], 13) ^ v[0]
-            v[0] = rotated(v[0], 32)
-            v[2] = (v[2] + v[3]) & _MASK
-            v[3] = rotated(v[3], 16) ^ v[2]
-            v[0] = (v[0] + v[3]) & _MASK
-            v[3] = rotated(v[3], 21) ^ v[0]
-            v[2] = (v[2] + v[1]) & _MASK
-            v[1] = rotated(v[1], 17) ^ v[2]
-            v[2] = rotated(v[2], 32)
-
-    padded = message + bytes(7 - len(message) % 8) + bytes([len(message) & 0xFF])
-    for (word,) in struct.iter_unpack("<Q", padded):
-        v[3] ^= word
-        rounds(2)
-        v[0] ^= word
-    v[2] ^= 0xFF
-    rounds(4)
-    return v[0] ^ v[1] ^ v[2] ^ v[3]
-
-
-def tag(purpose: str, number: int, receiver: str, key: bytes) -> bytes:
-    """Return a keyed hash of what a proof says."""
-    texts = [purpose.encode(), receiver.encode()]
-    purposes, receivers = (struct.pack("<Q", len(text)) + text for text in texts)
-    message = purposes + struct.pack("<QQ", 4711, number) + receivers
-    return b"".join(siphash(half, message).to_bytes(8, "little") for half in (key[:16], key[16:]))
-
-
 def proof(number: int, receiver: Address, key: bytes = CONNECTION_KEY) -> bytes:
     """Return the proof for connection ``number`` to a receiver."""
     text = f"{receiver[0]} port {receiver[1]}"
-    return b"UCXTCP01" + struct.pack("<QQ", 4711, number) + tag("connect", number, text, key)
+    return (
+        b"UCXTCP01"
+        + struct.pack("<QQ", 4711, number)
+        + siphash_tag("connect", 4711, number, text, key)
+    )
 
 
 def answer(number: int) -> bytes:
     """Return what a receiver answers to a proof."""
-    return tag("accept", number, "", CONNECTION_KEY)
-
-
-def listeners(pid: int) -> list[Address]:
-    """Return the IPv4 addresses on which a process listens."""
-    inodes = set()
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(str(path.readlink()))
-    found = []
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-            host, port = fields[1].split(":")
-            found.append((socket.inet_ntoa(struct.pack("<I", int(host, 16))), int(port, 16)))
-    return found
+    return siphash_tag("accept", 4711, number, "", CONNECTION_KEY)
 
 
 def connect(address: Address) -> socket.socket:

@@ -6,8 +6,8 @@
 #include <array>
 #include <cstring>
 
-#include "certificates.h"
 #include "keys.h"
+#include "rpc_backends_agents/openssl/python.h"
 #include "rpc_backends_agents/python.h"
 #include "zeromq_transport.h"
 
@@ -110,27 +110,6 @@ PYBIND11_MODULE(_native, module) {
       PyErr_SetObject(PyExc_OSError, arguments.ptr());
     }
   });
-  py::class_<Certificates, std::shared_ptr<Certificates>>(module, "Certificates", py::module_local())
-      .def(py::init(
-               [](const std::string& chain, const std::string& secret_key, const std::string& authorities, bool fips) {
-                 return std::make_shared<Certificates>(Crypto::get(fips), chain, secret_key, authorities);
-               }),
-           py::arg("chain"), py::arg("secret_key"), py::arg("authorities"), py::arg("fips") = false)
-      .def_property_readonly("identity", [](const Certificates& self) { return self.subject().identity; })
-      .def_property_readonly("serial", [](const Certificates& self) { return self.subject().serial; })
-      .def_property_readonly("key", [](const Certificates& self) { return py::bytes(self.subject().key); })
-      .def_property_readonly("expires", &Certificates::expires)
-      .def_property_readonly("chain", [](const Certificates& self) { return py::bytes(self.chain()); })
-      .def(
-          "sign", [](const Certificates& self, const std::string& data) { return py::bytes(self.sign(data)); },
-          py::arg("data"))
-      .def(
-          "check",
-          [](const Certificates& self, const std::string& chain, const std::string& signature,
-             const std::string& data) {
-            const Subject subject = self.check(chain, signature, data);
-            return py::make_tuple(subject.identity, subject.serial, py::bytes(subject.key));
-          },
-          py::arg("chain"), py::arg("signature"), py::arg("data"));
+  bind_certificates(module);
   module.def("make_keys", &make_key_pair, py::arg("fips") = false);
 }

@@ -10,60 +10,15 @@
 #include <optional>
 #include <string_view>
 
+#include "rpc_backends_agents/openssl/z85.h"
 #include "rpc_backends_agents/transport.h"
 
 namespace rpc_backends::zeromq {
 
 namespace {
 
-using Raw = std::array<unsigned char, kRawKeySize>;
-
-// The digits of Z85 (rfc.zeromq.org/spec/32), for numbers to base 85.
-constexpr std::string_view kDigits =
-    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
-constexpr uint64_t kBase = 85;
-// Four bytes, the most significant one first, are five digits.
-constexpr size_t kBytes = 4, kCharacters = 5;
-
-std::string encode(const Raw& raw) {
-  std::string text;
-  for (size_t i = 0; i < raw.size(); i += kBytes) {
-    uint64_t number = 0;
-    for (size_t n = 0; n < kBytes; ++n) {
-      number = number << 8 | raw[i + n];
-    }
-    std::array<char, kCharacters> digits{};
-    for (size_t n = kCharacters; n-- > 0; number /= kBase) {
-      digits[n] = kDigits[number % kBase];
-    }
-    text.append(digits.data(), digits.size());
-  }
-  return text;
-}
-
-std::optional<Raw> decode(std::string_view text) {
-  if (text.size() != kKeySize) {
-    return std::nullopt;
-  }
-  Raw raw{};
-  for (size_t i = 0; i < text.size() / kCharacters; ++i) {
-    uint64_t number = 0;
-    for (const char digit : text.substr(i * kCharacters, kCharacters)) {
-      const size_t value = kDigits.find(digit);
-      if (value == std::string_view::npos) {
-        return std::nullopt;
-      }
-      number = number * kBase + value;
-    }
-    if (number > UINT32_MAX) {
-      return std::nullopt;
-    }
-    for (size_t n = kBytes; n-- > 0; number >>= 8) {
-      raw[i * kBytes + n] = static_cast<unsigned char>(number);
-    }
-  }
-  return raw;
-}
+using z85::encode, z85::decode;
+using z85::Raw;
 
 }  // namespace
 
@@ -95,15 +50,6 @@ Key parse_secret_key(const Crypto& crypto, std::string_view secret_key, const st
 
 bool is_key(const std::string& text) {
   return decode(text).has_value();
-}
-
-std::string key_text(const Crypto& crypto, const std::string& identity) {
-  Raw raw{};
-  size_t size = raw.size();
-  if (EVP_Q_digest(crypto.library(), "SHA256", nullptr, identity.data(), identity.size(), raw.data(), &size) != 1) {
-    fail_in_openssl("hash an identity");
-  }
-  return encode(raw);
 }
 
 std::string public_key_text(const Crypto& crypto, EVP_PKEY* key) {

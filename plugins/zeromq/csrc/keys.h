@@ -11,18 +11,13 @@
 #include <string_view>
 #include <utility>
 
-#include "crypto.h"
+#include "rpc_backends_agents/openssl/crypto.h"
 #include "secret_text.h"
 
 namespace rpc_backends::zeromq {
 
 inline constexpr size_t kKeySize = 40;
 inline constexpr size_t kRawKeySize = 32;
-
-struct FreeKey {
-  void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
-};
-using Key = std::unique_ptr<EVP_PKEY, FreeKey>;
 
 // Makes a key pair; returns the text of the public key, and the secret key in DER. Throws TransportError.
 std::pair<std::string, SecretText> make_keys(const Crypto& crypto);
@@ -32,9 +27,6 @@ Key parse_secret_key(const Crypto& crypto, std::string_view secret_key, const st
 
 // Whether the text has the form of a key.
 bool is_key(const std::string& text);
-
-// Returns a text in the form of that of a public key, which stands for an identity; see certificates.h.
-std::string key_text(const Crypto& crypto, const std::string& identity);
 
 // Returns the text of a public key; "" if it is of another kind.
 std::string public_key_text(const Crypto& crypto, EVP_PKEY* key);

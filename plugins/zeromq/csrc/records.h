@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "crypto.h"
+#include "rpc_backends_agents/openssl/crypto.h"
 #include "secret_text.h"
 
 namespace rpc_backends::zeromq {

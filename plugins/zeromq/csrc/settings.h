@@ -7,9 +7,11 @@
 #include <memory>
 #include <string>
 
-namespace rpc_backends::zeromq {
-
+namespace rpc_backends {
 class Certificates;
+}
+
+namespace rpc_backends::zeromq {
 
 struct Settings {
   // As make_keys() makes them; empty for no encryption.

@@ -21,10 +21,10 @@
 #include <string_view>
 #include <vector>
 
-#include "certificates.h"
 #include "channel.h"
-#include "crypto.h"
 #include "records.h"
+#include "rpc_backends_agents/openssl/certificates.h"
+#include "rpc_backends_agents/openssl/crypto.h"
 
 namespace rpc_backends::zeromq {
 

@@ -43,8 +43,9 @@ def start(agent: Any, backend: str, policy: Policy) -> Any:
     if (policy.identities or policy.revoked) and not _proves_names(inner):
         raise RefusedError(
             f"{policy.source} has [identities] or `revoked`, and worker {worker!r} and its peers do not "
-            f"prove who they are: {backend or 'this backend'} has no certificates. Start ZEROMQ with "
-            "certificates (RPC_BACKENDS_ZEROMQ_CERTIFICATE), or remove both from the policy."
+            f"prove who they are: {backend or 'this backend'} has no certificates. Start ZEROMQ or UCX "
+            "with certificates (RPC_BACKENDS_ZEROMQ_CERTIFICATE, RPC_BACKENDS_UCX_CERTIFICATE), or "
+            "remove both from the policy."
         )
     problems = _unknown(policy, worker)
     if problems:

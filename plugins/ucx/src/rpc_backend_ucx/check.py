@@ -11,7 +11,7 @@ from rpc_backend_ucx import names, processes, shared_memory
 from rpc_backend_ucx.library import native
 from rpc_backend_ucx.options import BACKEND, UCXRpcBackendOptions
 from rpc_backend_ucx.settings import TRUST, Settings, settings_of
-from rpc_backends_agents.engine import variables
+from rpc_backends_agents.engine import certificate_check, variables
 from rpc_backends_cli import Finding, Section
 from rpc_backends_core.spi import RpcBackendsError, interfaces, is_loopback
 
@@ -46,7 +46,7 @@ def check(environ: Mapping[str, str] = os.environ) -> Section:
     else:
         findings += [
             *_cma(there, here),
-            _secret(here),
+            *_proof(here),
             _network(here),
             *_addresses(here, environ),
             _between(here),
@@ -122,6 +122,12 @@ def _why_no_cma() -> str:
     except (OSError, ValueError):
         return "the kernel or the container forbids process_vm_readv (docker: --cap-add SYS_PTRACE)"
     return f"kernel.yama.ptrace_scope is {scope}; 0 or 1 permits it"
+
+
+def _proof(here: Settings) -> list[Finding]:
+    if here.certificates is None:
+        return [_secret(here)]
+    return certificate_check.check(here.certificates, native())
 
 
 def _secret(here: Settings) -> Finding:

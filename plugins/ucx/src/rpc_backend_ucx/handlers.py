@@ -12,7 +12,8 @@ init_backend = init_handler(UCXRpcBackendOptions, UCXTransport)
 
 def lacks_authentication(options: UCXRpcBackendOptions) -> str | None:
     """Return why peers would not prove who they are, and what to do; None if they do."""
-    if settings_of(options).secret is not None:
+    settings = settings_of(options)
+    if settings.secret is not None or settings.certificates is not None:
         return None
     return (
         "there is no secret. Make one with `rpc-backends secret --out FILE` and give that file to every "

@@ -9,7 +9,7 @@ from rpc_backend_ucx import names
 from rpc_backends_agents.engine.kinds import YES_OR_NO, Kind, seconds
 from rpc_backends_agents.engine.option_checks import OptionChecks
 from rpc_backends_agents.engine.options import (
-    GuardedOptions,
+    CertifiedOptions,
     Option,
     VariableOption,
     construct_handler,
@@ -90,7 +90,7 @@ def _device_memory(checks: OptionChecks, name: str, value: Any) -> dict[str, str
     return memories
 
 
-class UCXRpcBackendOptions(GuardedOptions):
+class UCXRpcBackendOptions(CertifiedOptions):
     """The options of UCX.
 
     If an option is None when RPC starts, its environment variable counts, and then its default. As with

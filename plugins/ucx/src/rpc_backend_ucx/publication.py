@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class Publication(publication.Publication):
     :ivar device_memory: the types of devices whose memory UCX moves, sorted, with commas between them.
     """
 
-    FORM = sealed.Form(BACKEND, "ucx", 3, "rpc-backend-ucx")
+    FORM = sealed.Form(BACKEND, "ucx", 4, "rpc-backend-ucx")
 
     process: Process
     address: str
@@ -77,6 +78,19 @@ def greetings(mine: Publication, peer: Publication, secret: Secret | None) -> tu
         mine.proof(_PURPOSE, "greeting", peer, secret),
         peer.proof(_PURPOSE, "greeting", mine, secret),
     )
+
+
+def statements(mine: Publication, peer: Publication) -> tuple[bytes, bytes]:
+    """Return what the owners of certificates sign in greetings: this worker, and the peer.
+
+    The greeting itself follows, whose numbers are used once; see ``identity.h``.
+    """
+    return _statement(mine, peer), _statement(peer, mine)
+
+
+def _statement(of: Publication, to: Publication) -> bytes:
+    both = [[worker.worker_id, worker.name, worker.session] for worker in (of, to)]
+    return json.dumps([Publication.FORM.word, "greeting", of.group, *both]).encode()
 
 
 def connection_key(group: str, secret: Secret | None) -> bytes:

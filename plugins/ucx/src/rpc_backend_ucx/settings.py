@@ -11,6 +11,7 @@ from typing import Any
 from rpc_backend_ucx import names
 from rpc_backend_ucx.options import BACKEND, UCXRpcBackendOptions
 from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine.certificates import Files
 from rpc_backends_agents.engine.errors import ExposureError
 from rpc_backends_agents.engine.secret import Secret
 from rpc_backends_core.spi import SettingError, nearest
@@ -51,6 +52,7 @@ class Settings:
     """The settings of one worker.
 
     :ivar secret: the secret that peers must have; None to require none.
+    :ivar certificates: the files of this worker's certificate; None if workers have none.
     :ivar trusted_network: whether the user has declared that only workers can reach the network.
     :ivar transports: the names of UCX's transports.
     :ivar net_devices: the names of network devices; None means all.
@@ -61,6 +63,7 @@ class Settings:
     """
 
     secret: Secret | None
+    certificates: Files | None
     trusted_network: bool
     transports: tuple[str, ...]
     net_devices: tuple[str, ...] | None
@@ -97,9 +100,11 @@ def settings_of(
     """
     options = UCXRpcBackendOptions() if options is None else options
     trusted = UCXRpcBackendOptions.trusted_network.resolve(options, environ)
+    known = secret.find(BACKEND, options.secret, options.secret_file, environ)
     transports, said_by = UCXRpcBackendOptions.transports.find(options, environ)
     return Settings(
-        secret=secret.find(BACKEND, options.secret, options.secret_file, environ),
+        secret=known,
+        certificates=Files.find(options, environ, known),
         trusted_network=trusted,
         transports=_permitted(transports, said_by, trusted, options.device_memory),
         net_devices=UCXRpcBackendOptions.net_devices.resolve(options, environ),

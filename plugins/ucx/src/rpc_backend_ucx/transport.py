@@ -10,6 +10,7 @@ from rpc_backend_ucx.options import BACKEND, UCXRpcBackendOptions
 from rpc_backend_ucx.publication import Publication
 from rpc_backend_ucx.settings import TRUST, check_names, settings_of
 from rpc_backends_agents.engine import variables
+from rpc_backends_agents.engine.certificates import Identity
 from rpc_backends_agents.engine.errors import AddressError, PublicationError
 from rpc_backends_agents.engine.guarded_transport import HANDSHAKE_TIMEOUT, GuardedTransport
 from rpc_backends_agents.engine.secret import Secret
@@ -44,10 +45,14 @@ class UCXTransport(GuardedTransport[UCXRpcBackendOptions, Publication]):
             logger.warning("worker %r: %s", self._group.name, warning)
         self._peers_here: set[int] = set()  # whose shared memory is that of this worker
         self._has_warned = False
+        files = self._settings.certificates
+        if files is not None:
+            self._identity = Identity(files.of(self._group.name), native())
         return native().Transport(
             config=self._settings.config(watches_processes=processes.can_watch()),
             handshake_timeout=HANDSHAKE_TIMEOUT,
             rendezvous=_RENDEZVOUS,
+            certificates=None if self._identity is None else self._identity.certificates,
             on_unknown_proof=self._admission_control.whose,
             on_refused=self._admission_control.refused,
             **self._settings.native,
@@ -96,8 +101,16 @@ class UCXTransport(GuardedTransport[UCXRpcBackendOptions, Publication]):
         if theirs.session in _closed_here:
             process = (theirs.process.pid, 0)  # no such process, so calls fail at once
         ours, their_proof = publication.greetings(mine, theirs, self.secret)
+        identity = self.identity_of(theirs.name)
         self._native.learn(
-            peer, theirs.address_bytes, ours, their_proof, process, theirs.max_message_bytes
+            peer,
+            theirs.address_bytes,
+            ours,
+            their_proof,
+            process,
+            theirs.max_message_bytes,
+            identity or "",
+            publication.statements(mine, theirs) if identity else (b"", b""),
         )
         return (their_proof,)
 

@@ -1,5 +1,5 @@
 // Certificates of an authority: in the handshake of TLS, and as signatures.
-#include "certificates.h"
+#include "rpc_backends_agents/openssl/certificates.h"
 
 #include <gtest/gtest.h>
 #include <openssl/ssl.h>
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "authority.h"
+#include "keys.h"
 #include "rpc_backends_agents/transport.h"
 #include "socket_pair.h"
 #include "tls.h"

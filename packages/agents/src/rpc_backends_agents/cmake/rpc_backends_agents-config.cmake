@@ -52,6 +52,30 @@ if(NOT TARGET rpc_backends::headers)
   target_link_libraries(rpc_backends_headers INTERFACE Threads::Threads)
 endif()
 
+# Compile the certificates and algorithms of include/rpc_backends_agents/openssl into a static library.
+#
+# OpenSSL is linked statically where that is possible, so that a wheel needs none of the system; its symbols stay inside
+# the extension, because Python's own ssl has another copy.
+macro(rpc_backends_use_openssl target)
+  set(OPENSSL_USE_STATIC_LIBS ON)
+  find_package(OpenSSL 3.0)
+  if(NOT OPENSSL_FOUND)
+    unset(OPENSSL_USE_STATIC_LIBS)
+    find_package(OpenSSL 3.0)
+  endif()
+  if(NOT OPENSSL_FOUND)
+    message(FATAL_ERROR "error: OpenSSL 3 with its headers is not installed here. Install libssl-dev (Debian, Ubuntu), or "
+      "openssl-devel (Fedora, RHEL).")
+  endif()
+  get_target_property(rpc_backends_include rpc_backends_headers INTERFACE_INCLUDE_DIRECTORIES)
+  target_sources(${target} PRIVATE "${rpc_backends_include}/rpc_backends_agents/openssl/certificates.cpp"
+    "${rpc_backends_include}/rpc_backends_agents/openssl/crypto.cpp")
+  if(OPENSSL_CRYPTO_LIBRARY MATCHES "\\.a$")
+    target_compile_definitions(${target} PRIVATE OPENSSL_IS_OURS)
+  endif()
+  target_link_libraries(${target} PUBLIC OpenSSL::SSL OpenSSL::Crypto)
+endmacro()
+
 # Build an extension module and install it in its package: rpc_backends_extension(TARGET package.name SOURCES...).
 # It is compiled with the headers of the installed pybind11.
 function(rpc_backends_extension target module)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import click
 
-from rpc_backends_agents.engine import secret
+from rpc_backends_agents.engine import secret, variables
 from rpc_backends_cli import Failure, debug_option, json_option, print_json
 
 #: The backends whose workers can share a secret.
 _BACKENDS = ("ZEROMQ", "UCX")
-#: The variables of ZEROMQ for the files of a certificate, and the ends of their names.
+#: The ends of the variables for the files of a certificate, and of the names of the files.
 _FILES = {
-    "RPC_BACKENDS_ZEROMQ_CERTIFICATE": "{name}.pem",
-    "RPC_BACKENDS_ZEROMQ_CERTIFICATE_KEY": "{name}.key",
-    "RPC_BACKENDS_ZEROMQ_CERTIFICATE_AUTHORITY": "authority.pem",
+    "CERTIFICATE": "{name}.pem",
+    "CERTIFICATE_KEY": "{name}.key",
+    "CERTIFICATE_AUTHORITY": "authority.pem",
 }
 #: The names that torch allows for workers.
 _NAME = re.compile(r"[A-Za-z0-9_:-]{1,128}")
@@ -67,8 +67,8 @@ def command(out: Path | None, workers: tuple[str, ...], days: int, as_json: bool
     the secret can run code on every worker. Each group or each user may have a secret of its own: run
     this command again to make another one.
 
-    With --worker, make a key and a certificate for each worker of ZEROMQ, so that nobody else can have
-    its name. The folder also gets an authority, unless it has one: keep authority.key to yourself.
+    With --worker, make a key and a certificate for each worker, so that no other worker can have its
+    name. The folder also gets an authority, unless it has one: keep authority.key to yourself.
     """
     if workers:
         _make_certificates(out, list(workers), days, as_json=as_json)
@@ -119,7 +119,11 @@ def _make_certificates(out: Path | None, names: list[str], days: int, *, as_json
         raise Failure(f"{error}. Choose another folder.") from error
     except OSError as error:
         raise Failure(f"{folder} cannot be written: {error}") from error
-    values = {variable: str(folder / file) for variable, file in _FILES.items()}
+    values = {
+        variables.prefix(backend) + end: str(folder / file)
+        for backend in _BACKENDS
+        for end, file in _FILES.items()
+    }
     if as_json:
         print_json({"folder": str(folder), "workers": names, "variables": values})
         return

@@ -1,4 +1,4 @@
-#include "certificates.h"
+#include "rpc_backends_agents/openssl/certificates.h"
 
 #include <openssl/bio.h>
 #include <openssl/bn.h>
@@ -9,9 +9,19 @@
 #include <algorithm>
 #include <ctime>
 
+#include "rpc_backends_agents/openssl/z85.h"
 #include "rpc_backends_agents/transport.h"
 
-namespace rpc_backends::zeromq {
+namespace rpc_backends {
+
+std::string key_text(const Crypto& crypto, const std::string& identity) {
+  z85::Raw raw{};
+  size_t size = raw.size();
+  if (EVP_Q_digest(crypto.library(), "SHA256", nullptr, identity.data(), identity.size(), raw.data(), &size) != 1) {
+    fail_in_openssl("hash an identity");
+  }
+  return z85::encode(raw);
+}
 
 namespace {
 
@@ -20,9 +30,9 @@ constexpr int kSecurityLevel = 2;
 // Characters of the longest identity.
 constexpr size_t kLongestIdentity = 1024;
 
-using Memory = std::unique_ptr<BIO, decltype(&BIO_free)>;
+using Source = std::unique_ptr<BIO, decltype(&BIO_free)>;
 
-Memory memory_of(std::string_view text) {
+Source source_of(std::string_view text) {
   return {BIO_new_mem_buf(text.data(), static_cast<int>(text.size())), &BIO_free};
 }
 
@@ -98,15 +108,15 @@ bool Revoked::covers(const Subject& subject) const {
 }
 
 Certificates::List Certificates::read(const Crypto& crypto, const std::string& pem, const char* what) {
-  const Memory memory = memory_of(pem);
+  const Source source = source_of(pem);
   List list(sk_X509_new_null());
-  if (!memory || !list) {
+  if (!source || !list) {
     fail_in_openssl("read certificates");
   }
   for (;;) {
     std::unique_ptr<X509, Free> certificate(X509_new_ex(crypto.library(), nullptr));
     X509* raw = certificate.get();
-    if (raw == nullptr || PEM_read_bio_X509(memory.get(), &raw, no_password, nullptr) == nullptr) {
+    if (raw == nullptr || PEM_read_bio_X509(source.get(), &raw, no_password, nullptr) == nullptr) {
       if (raw == nullptr) {
         (void)certificate.release();  // OpenSSL has freed it
       }
@@ -128,8 +138,8 @@ Certificates::List Certificates::read(const Crypto& crypto, const std::string& p
 Certificates::Certificates(const Crypto& crypto, const std::string& chain, std::string_view secret_key,
                            const std::string& authorities)
     : crypto_(crypto), chain_(read(crypto, chain, "the file of certificate")), authorities_(X509_STORE_new()) {
-  const Memory memory = memory_of(secret_key);
-  key_.reset(PEM_read_bio_PrivateKey_ex(memory.get(), nullptr, no_password, nullptr, crypto.library(), nullptr));
+  const Source source = source_of(secret_key);
+  key_.reset(PEM_read_bio_PrivateKey_ex(source.get(), nullptr, no_password, nullptr, crypto.library(), nullptr));
   ERR_clear_error();
   if (!key_) {
     throw TransportError("the file of certificate_key has no private key in PEM that needs no password");
@@ -277,4 +287,4 @@ Subject Certificates::check(std::string_view chain, std::string_view signature, 
   return subject;
 }
 
-}  // namespace rpc_backends::zeromq
+}  // namespace rpc_backends

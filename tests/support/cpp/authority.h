@@ -10,9 +10,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "certificates.h"
+#include "rpc_backends_agents/openssl/certificates.h"
 
-namespace rpc_backends::zeromq {
+namespace rpc_backends {
 
 class Authority {
  public:
@@ -107,4 +107,4 @@ class Authority {
   std::unique_ptr<X509, FreeCertificate> certificate_;
 };
 
-}  // namespace rpc_backends::zeromq
+}  // namespace rpc_backends

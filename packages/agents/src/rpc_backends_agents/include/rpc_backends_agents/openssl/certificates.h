@@ -15,19 +15,21 @@
 #include <unordered_set>
 #include <vector>
 
-#include "crypto.h"
-#include "keys.h"
+#include "rpc_backends_agents/openssl/crypto.h"
 
-namespace rpc_backends::zeromq {
+namespace rpc_backends {
 
 // What a certificate says of its owner.
 struct Subject {
   std::string identity;
   std::string serial;  // the number of the certificate, in hexadecimal digits
-  std::string key;     // the identity in the form of a key, by which workers are known; see keys.h
+  std::string key;     // the identity in the form of a key, by which workers are known
 
   std::string text() const { return identity + " (certificate " + serial + ")"; }
 };
+
+// Returns a text in the form of that of a public key (z85.h), which stands for an identity. Throws TransportError.
+std::string key_text(const Crypto& crypto, const std::string& identity);
 
 // The certificates that no worker may use any more. Any thread may use it.
 class Revoked {
@@ -86,4 +88,4 @@ class Certificates {
   int64_t expires_ = 0;
 };
 
-}  // namespace rpc_backends::zeromq
+}  // namespace rpc_backends

@@ -9,7 +9,12 @@
 #include <memory>
 #include <string>
 
-namespace rpc_backends::zeromq {
+namespace rpc_backends {
+
+struct FreeKey {
+  void operator()(EVP_PKEY* key) const { EVP_PKEY_free(key); }
+};
+using Key = std::unique_ptr<EVP_PKEY, FreeKey>;
 
 class Crypto {
  public:
@@ -41,4 +46,4 @@ class Crypto {
 // Throws a TransportError with OpenSSL's reason, and clears the errors that OpenSSL keeps for this thread.
 [[noreturn]] void fail_in_openssl(const std::string& what);
 
-}  // namespace rpc_backends::zeromq
+}  // namespace rpc_backends

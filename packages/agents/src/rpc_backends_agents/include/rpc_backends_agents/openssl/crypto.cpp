@@ -1,4 +1,4 @@
-#include "crypto.h"
+#include "rpc_backends_agents/openssl/crypto.h"
 
 #include <malloc.h>
 #include <openssl/conf.h>
@@ -15,7 +15,7 @@
 
 #include "rpc_backends_agents/transport.h"
 
-namespace rpc_backends::zeromq {
+namespace rpc_backends {
 
 namespace {
 
@@ -162,4 +162,4 @@ Crypto::Crypto(bool fips) : fips_(fips), library_(OSSL_LIB_CTX_new()) {
   ERR_clear_error();  // there may be no ChaCha20
 }
 
-}  // namespace rpc_backends::zeromq
+}  // namespace rpc_backends
