@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import struct
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,28 +19,41 @@ from rpc_backend_ucx.library import native
 from rpc_backend_ucx.options import UCXRpcBackendOptions
 from rpc_backend_ucx.publication import Publication
 from rpc_backend_ucx.settings import settings_of
-from rpc_backends_agents.engine import canonical, certificates, identities, worker_certificates
+from rpc_backends_agents.engine import certificates
 from rpc_backends_agents.engine import secret as secrets
-from rpc_backends_agents.engine.identities import Identities
 from rpc_backends_core.spi import SettingError
 from support import steps
 from support.certificates import files, issue
+from support.certified_groups import (
+    SOON,
+    check_another_authority,
+    check_corrected_rights,
+    check_expired_at_start,
+    check_expiry_and_renewal,
+    check_revocation,
+    check_revoked_joiner,
+    group,
+    identity_of,
+    join,
+    join_as,
+    leave_now,
+    make_folder,
+    record,
+    start_error,
+)
 from support.ucx_transports import listeners, siphash_tag
 from support.workers import WorkerContext, Workers
 from support.zeromq import eventually, exercise, logged_line, metric
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_memory_files")]
+NAME = "UCX"
 
-#: Seconds for what takes a moment.
-SOON = 20.0
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_memory_files")]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with an authority, and certificates for worker0 to worker3."""
-    made = tmp_path / "certificates"
-    worker_certificates.make(made, [f"worker{n}" for n in range(4)], 1)
-    return made
+    return make_folder(tmp_path)
 
 
 @pytest.fixture(params=["shm", "tcp"])
@@ -54,88 +65,8 @@ def over(request: pytest.FixtureRequest) -> dict[str, Any]:
 TCP: dict[str, Any] = {"trusted_network": True, "transports": ["tcp"]}
 
 
-# --- steps -------------------------------------------------------------------------------------------
-
-
-def log_all(me: WorkerContext) -> None:
-    """Write the log to the output, where the test can read it."""
-    logging.basicConfig(level=logging.INFO)
-
-
-def join(me: WorkerContext, url: str, *, dynamic: bool = False, **options: Any) -> None:
-    """Join a group on UCX."""
-    steps.join(me, url, backend="UCX", world_size=None if dynamic else 0, **options)
-
-
-def join_as(me: WorkerContext, url: str, name: str, **options: Any) -> str:
-    """Join a dynamic group under a name that the certificate does not have; call a member."""
-    certificates.Identity.check_own_name = lambda *_: None  # type: ignore[method-assign]
-    join(me, url, name=name, rank=7, dynamic=True, **options)
-    return call_error(me, "worker0")
-
-
-def read_rules_from(me: WorkerContext, path: str) -> None:
-    """Revoke what a file lists, as a policy does."""
-    identities.use(lambda: Identities(revoked=frozenset(Path(path).read_text().split())))
-
-
-def identity_of(me: WorkerContext, name: str) -> str | None:
-    """Return the identity that the transport has seen proved."""
-    found: str | None = rpc.api._get_current_rpc_agent().transport.identity_of(name)
-    return found
-
-
-def record(me: WorkerContext) -> str:
-    """Return what this worker has published."""
-    return canonical.dump(rpc.api._get_current_rpc_agent().transport._mine)
-
-
-def call_error(me: WorkerContext, to: str) -> str:
-    """Make a call; return its error, or an empty text."""
-    try:
-        rpc.rpc_sync(to, steps.who, timeout=SOON)
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def begin_call_to_other(me: WorkerContext) -> None:
-    """Make a call that takes long."""
-    me.memory["call"] = rpc.rpc_async(f"worker{1 - me.index}", time.sleep, args=(60,))
-
-
-def wait_for_call(me: WorkerContext) -> tuple[str, float]:
-    """Wait for this call; return its error, and when it came (seconds of the host's clock)."""
-    try:
-        me.memory["call"].wait()
-    except RuntimeError as error:
-        return str(error), time.monotonic()
-    return "", time.monotonic()
-
-
 def listens_on(me: WorkerContext) -> list[tuple[str, int]]:
     return listeners(os.getpid())
-
-
-def leave_now(me: WorkerContext) -> None:
-    steps.leave(me, graceful=False)
-
-
-@contextlib.contextmanager
-def group(
-    tmp_path: Path, folder: Path, size: int = 2, members: int = 2, **more: Any
-) -> Iterator[Workers]:
-    """Start a group whose workers have certificates; workers beyond `members` are outside it."""
-    url = f"file://{tmp_path}/store"
-    with Workers(size) as workers:
-        workers.run(log_all)
-        if more.get("dynamic"):
-            for worker in workers[:members]:
-                worker.call(join, url, **{**files(folder), **more})
-        else:
-            options = {"backend": "UCX", "world_size": members, **files(folder), **more}
-            workers.run(steps.join, url, on=tuple(range(members)), **options)
-        yield workers
 
 
 # --- members -----------------------------------------------------------------------------------------
@@ -146,7 +77,7 @@ def test_workers_with_their_certificates_form_a_group(
     tmp_path: Path, folder: Path, over: dict[str, Any], dynamic: bool
 ) -> None:
     more = {"dynamic": True, **over} if dynamic else over
-    with group(tmp_path, folder, **more) as workers:
+    with group(tmp_path, folder, backend=NAME, **more) as workers:
         for me, other in ((0, 1), (1, 0)):
             workers[me].call(exercise, f"worker{other}")
             assert workers[me].call(identity_of, f"worker{other}") == f"worker{other}"
@@ -160,7 +91,7 @@ def test_long_certificates_pass_over_tcp(tmp_path: Path, folder: Path, kind: str
     more = {"bits": 4096} if kind == "RSA" else {"extra": 11_000}
     for name in ("worker0", "worker1"):
         issue(folder, name, **more)
-    with group(tmp_path, folder, **TCP) as workers:
+    with group(tmp_path, folder, backend=NAME, **TCP) as workers:
         workers[0].call(exercise, "worker1")
         workers.run(steps.leave)
 
@@ -168,31 +99,10 @@ def test_long_certificates_pass_over_tcp(tmp_path: Path, folder: Path, kind: str
 # --- names -------------------------------------------------------------------------------------------
 
 
-def start_error(tmp_path: Path, *options: dict[str, Any]) -> list[str]:
-    """Start a group that cannot start; return the errors of its workers."""
-    with Workers(len(options)) as workers:
-        url = f"file://{tmp_path}/store"
-        failed = workers.errors(steps.join, url, backend="UCX", only=dict(enumerate(options)))
-        return [each.text for each in failed]
-
-
-def error_of_worker0(tmp_path: Path, *options: dict[str, Any], rules: Path | None = None) -> str:
-    """Start a group that worker0 does not accept; return its error."""
-    with Workers(len(options)) as workers:
-        if rules is not None:
-            workers[0].call(read_rules_from, str(rules))
-        url = f"file://{tmp_path}/store"
-        started = [
-            worker.start(steps.join, url, backend="UCX", **own)
-            for worker, own in zip(workers, options, strict=True)
-        ]
-        return started[0].error().text
-
-
 def test_a_worker_refuses_to_start_with_a_certificate_for_another_name(
     tmp_path: Path, folder: Path
 ) -> None:
-    texts = start_error(tmp_path, files(folder), files(folder, "worker3"))
+    texts = start_error(tmp_path, NAME, files(folder), files(folder, "worker3"))
 
     assert all("a worker cannot have the name 'worker1'" in text for text in texts)
 
@@ -200,9 +110,11 @@ def test_a_worker_refuses_to_start_with_a_certificate_for_another_name(
 def test_a_member_with_another_name_than_its_certificates_does_not_get_in(
     tmp_path: Path, folder: Path, over: dict[str, Any]
 ) -> None:
-    with group(tmp_path, folder, size=3, dynamic=True, **over) as workers:
+    with group(tmp_path, folder, backend=NAME, size=3, dynamic=True, **over) as workers:
         url = f"file://{tmp_path}/store"
-        error = workers[2].call(join_as, url, "boss", **files(folder, "worker2"), **over)
+        error = workers[2].call(
+            join_as, url, "boss", backend=NAME, **files(folder, "worker2"), **over
+        )
 
         assert "is lost" in error
         assert "certificate is that of" not in error  # the reason is not for strangers
@@ -214,7 +126,7 @@ def test_a_connection_in_the_name_of_another_worker_is_refused(
     tmp_path: Path, folder: Path, over: dict[str, Any]
 ) -> None:
     """The intruder has a certificate of the same authority, and knows all that the store shows."""
-    with group(tmp_path, folder, **over) as workers:
+    with group(tmp_path, folder, backend=NAME, **over) as workers:
         workers[0].call(exercise, "worker1")
         target, victim = (Publication.load(worker.call(record)) for worker in workers)
         with raw_transport(folder, "worker2", target, victim, over) as transport:
@@ -229,7 +141,7 @@ def test_a_connection_like_this_with_the_right_certificate_is_accepted(
     tmp_path: Path, folder: Path, over: dict[str, Any]
 ) -> None:
     """Only the certificate keeps the connection of the test above out: this one ends the open link."""
-    with group(tmp_path, folder, **over) as workers:
+    with group(tmp_path, folder, backend=NAME, **over) as workers:
         workers[0].call(exercise, "worker1")
         target, victim = (Publication.load(worker.call(record)) for worker in workers)
         with raw_transport(folder, "worker1", target, victim, over) as transport:
@@ -295,7 +207,7 @@ def test_strangers_without_a_certificate_do_not_reach_ucx(
     tmp_path: Path, folder: Path, shown: bytes, why: str
 ) -> None:
     """They have read the store, so they know the key of the group."""
-    with group(tmp_path, folder, **TCP) as workers:
+    with group(tmp_path, folder, backend=NAME, **TCP) as workers:
         target = Publication.load(workers[0].call(record))
         key = publication.connection_key(target.group, None)
         for number, port in enumerate(workers[0].call(listens_on), 1):
@@ -320,7 +232,7 @@ def tcp_proof(number: int, receiver: tuple[str, int], key: bytes) -> bytes:
 
 def test_a_repeated_opening_is_refused(tmp_path: Path, folder: Path) -> None:
     """What a member has sent on TCP opens no second connection, here or at another worker."""
-    with group(tmp_path, folder, **TCP) as workers:
+    with group(tmp_path, folder, backend=NAME, **TCP) as workers:
         target, mine = (Publication.load(worker.call(record)) for worker in workers)
         key = publication.connection_key(target.group, None)
         (port, *_) = workers[0].call(listens_on)
@@ -355,7 +267,7 @@ def signed_opening(
 
 
 def test_a_changed_byte_of_an_opening_is_refused(tmp_path: Path, folder: Path) -> None:
-    with group(tmp_path, folder, **TCP) as workers:
+    with group(tmp_path, folder, backend=NAME, **TCP) as workers:
         target = Publication.load(workers[0].call(record))
         key = publication.connection_key(target.group, None)
         (port, *_) = workers[0].call(listens_on)
@@ -378,7 +290,7 @@ def test_a_changed_byte_of_an_opening_is_refused(tmp_path: Path, folder: Path) -
 def test_a_flood_of_openings_leaves_room_for_a_member(tmp_path: Path, folder: Path) -> None:
     with (
         contextlib.ExitStack() as stack,
-        group(tmp_path, folder, size=3, dynamic=True, **TCP) as workers,
+        group(tmp_path, folder, backend=NAME, size=3, dynamic=True, **TCP) as workers,
     ):
         target = Publication.load(workers[0].call(record))
         key = publication.connection_key(target.group, None)
@@ -386,7 +298,9 @@ def test_a_flood_of_openings_leaves_room_for_a_member(tmp_path: Path, folder: Pa
         for number in range(600):
             stranger = stack.enter_context(socket.create_connection(port, SOON))
             stranger.sendall(tcp_proof(number, port, key) + _NONSENSE[:-1])
-        workers[2].call(join, f"file://{tmp_path}/store", dynamic=True, **files(folder), **TCP)
+        workers[2].call(
+            join, f"file://{tmp_path}/store", backend=NAME, dynamic=True, **files(folder), **TCP
+        )
         workers[2].call(exercise, "worker0")
         workers.run(leave_now)
 
@@ -427,7 +341,7 @@ def test_roles_of_a_policy_come_from_proved_identities(
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
     with Workers(2, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
-        workers.run(join, f"file://{tmp_path}/store", **files(folder), **over)
+        workers.run(join, f"file://{tmp_path}/store", backend=NAME, **files(folder), **over)
 
         assert workers[0].call(dedent_error, "worker1") == ""
         assert "does not list 'textwrap:dedent'" in workers[1].call(dedent_error, "worker0")
@@ -438,13 +352,7 @@ def test_roles_of_a_policy_come_from_proved_identities(
 
 
 def test_a_certificate_of_another_authority_is_refused(tmp_path: Path, folder: Path) -> None:
-    other = tmp_path / "other"
-    worker_certificates.make(other, ["worker1"], 1)
-
-    text = error_of_worker0(tmp_path, files(folder), files(other, trusted=folder))
-
-    assert "worker 'worker1' (rank 1) is refused: the certificate of worker1" in text
-    assert "is not accepted" in text
+    check_another_authority(tmp_path, folder, NAME)
 
 
 @pytest.mark.parametrize("has_secret", [True, False], ids=["secret", "nothing"])
@@ -453,7 +361,7 @@ def test_certificates_on_one_side_are_reported_on_both(
 ) -> None:
     other = {"secret": secrets.generate()} if has_secret else {}
 
-    here, there = start_error(tmp_path, files(folder), other)
+    here, there = start_error(tmp_path, NAME, files(folder), other)
 
     assert "worker 'worker0' has a certificate" in here
     assert "RPC_BACKENDS_UCX_CERTIFICATE" in here
@@ -466,44 +374,19 @@ def test_certificates_on_one_side_are_reported_on_both(
 def test_a_worker_refuses_to_start_with_an_expired_certificate(
     tmp_path: Path, folder: Path
 ) -> None:
-    issue(folder, "worker1", seconds=-1)
-
-    texts = start_error(tmp_path, files(folder), files(folder))
-
-    assert all("worker1.pem has expired on 2" in text for text in texts)
+    check_expired_at_start(tmp_path, folder, NAME)
 
 
 def test_an_expired_certificate_is_refused_until_it_is_renewed(
     tmp_path: Path, folder: Path, over: dict[str, Any]
 ) -> None:
-    lasts = 15.0
-    issue(folder, "worker1", seconds=lasts)
-    ends = time.monotonic() + lasts
-    with group(tmp_path, folder, **over) as workers:
-        assert time.monotonic() < ends, "the machine is too slow for this test"
-        eventually(lambda: time.monotonic() > ends + 1, lambda: "the end of the certificate")
-
-        error = workers[1].call(call_error, "worker0")
-        assert "is lost" in error
-        assert "expired" not in error
-        logged_line(workers[0], "worker1", "certificate has expired")
-
-        issue(folder, "worker1")
-        eventually(lambda: not workers[1].call(call_error, "worker0"), lambda: "a call again")
-        logged_line(workers[1], "'worker1' has a new certificate of worker1")
-        workers[0].call(exercise, "worker1")
-        workers.run(steps.leave)
+    check_expiry_and_renewal(tmp_path, folder, lasts=15.0, backend=NAME, **over)
 
 
 def test_a_key_whose_access_rights_were_corrected_is_read_again(
     tmp_path: Path, folder: Path
 ) -> None:
-    with group(tmp_path, folder) as workers:
-        issue(folder, "worker1", mode=0o640)
-        logged_line(workers[1], "'worker1' keeps its certificate", "other users can access the key")
-        os.chmod(folder / "worker1.key", 0o600)  # noqa: PTH101
-        logged_line(workers[1], "'worker1' has a new certificate of worker1")
-        workers.run(steps.leave)
+    check_corrected_rights(tmp_path, folder, NAME)
 
 
 # --- revocation --------------------------------------------------------------------------------------
@@ -513,40 +396,11 @@ def test_a_key_whose_access_rights_were_corrected_is_read_again(
 def test_a_revoked_worker_is_cut_off_within_a_second(
     tmp_path: Path, folder: Path, over: dict[str, Any], revoked: str
 ) -> None:
-    issue(folder, "worker1", serial=0x63)
-    rules = tmp_path / "revoked"
-    rules.write_text("")
-    with group(tmp_path, folder, **over) as workers:
-        workers[0].call(read_rules_from, str(rules))
-        workers.run(begin_call_to_other)
-        began = time.monotonic()
-        temporary = tmp_path / "new"
-        temporary.write_text(revoked)
-        temporary.replace(rules)
-
-        ended = [worker.call(wait_for_call) for worker in workers]
-
-        assert "its certificate is revoked" in ended[0][0]
-        assert "connection" in ended[1][0]
-        assert "revoked" not in ended[1][0]
-        late = max(when for _, when in ended) - began
-        print(f"cut off after {late:.2f} s")
-        assert late < SOON / 4  # a busy machine
-        assert "is lost" in workers[1].call(call_error, "worker0")
-        logged_line(workers[0], "certificate of worker1 (certificate 63) is revoked")
-        rules.write_text("")
-        eventually(lambda: not workers[1].call(call_error, "worker0"), lambda: "a call again")
-        workers.run(leave_now)
+    check_revocation(tmp_path, folder, revoked, backend=NAME, **over)
 
 
 def test_a_revoked_worker_does_not_join(tmp_path: Path, folder: Path) -> None:
-    rules = tmp_path / "revoked"
-    rules.write_text("worker1")
-
-    text = error_of_worker0(tmp_path, files(folder), files(folder), rules=rules)
-
-    assert "is refused: the certificate of worker1" in text
-    assert "is revoked" in text
+    check_revoked_joiner(tmp_path, folder, NAME)
 
 
 # --- settings ----------------------------------------------------------------------------------------

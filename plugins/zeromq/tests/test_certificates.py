@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import rpc
 
 from rpc_backend_zeromq import _native, identity
 from rpc_backend_zeromq._native import Certificates, Transport, TransportError, make_keys
@@ -23,24 +20,32 @@ from rpc_backend_zeromq.options import ZeroMQRpcBackendOptions
 from rpc_backend_zeromq.publication import Publication
 from rpc_backend_zeromq.settings import settings_of
 from rpc_backends_agents.engine import (
-    canonical,
     certificates,
-    identities,
     secret,
-    worker_certificates,
 )
 from rpc_backends_agents.engine.identities import Identities
 from rpc_backends_core.spi import SettingError
 from support import steps
 from support.certificates import files, issue
+from support.certified_groups import (
+    SOON,
+    check_another_authority,
+    check_corrected_rights,
+    check_expired_at_start,
+    check_expiry_and_renewal,
+    check_revocation,
+    check_revoked_joiner,
+    group,
+    identity_of,
+    join_as,
+    make_folder,
+    record,
+    start_error,
+)
 from support.workers import WorkerContext, Workers
-from support.zeromq import eventually, exercise, join, logged_line, metric
+from support.zeromq import NAME, eventually, exercise, logged_line, metric
 
 pytestmark = pytest.mark.slow
-
-#: Seconds for what takes a moment.
-SOON = 20.0
-
 
 # --- certificates ------------------------------------------------------------------------------------
 
@@ -48,77 +53,7 @@ SOON = 20.0
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with an authority, and certificates for worker0 to worker3."""
-    made = tmp_path / "certificates"
-    worker_certificates.make(made, [f"worker{n}" for n in range(4)], 1)
-    return made
-
-
-# --- steps -------------------------------------------------------------------------------------------
-
-
-def log_all(me: WorkerContext) -> None:
-    """Write the log to the output, where the test can read it."""
-    logging.basicConfig(level=logging.INFO)
-
-
-def read_rules_from(me: WorkerContext, path: str) -> None:
-    """Revoke what a file lists, as a policy does."""
-    identities.use(lambda: Identities(revoked=frozenset(Path(path).read_text().split())))
-
-
-def identity_of(me: WorkerContext, name: str) -> str | None:
-    """Return the identity that the transport has seen proved."""
-    found: str | None = rpc.api._get_current_rpc_agent().transport.identity_of(name)
-    return found
-
-
-def record(me: WorkerContext) -> str:
-    """Return what this worker has published."""
-    return canonical.dump(rpc.api._get_current_rpc_agent().transport._mine)
-
-
-def call_error(me: WorkerContext, to: str) -> str:
-    """Make a call; return its error, or an empty text."""
-    try:
-        rpc.rpc_sync(to, steps.who, timeout=SOON)
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def begin_call(me: WorkerContext, to: str) -> None:
-    """Make a call that takes long."""
-    me.memory["call"] = rpc.rpc_async(to, time.sleep, args=(60,))
-
-
-def wait_for_call(me: WorkerContext) -> tuple[str, float]:
-    """Wait for this call; return its error, and when it came (seconds of the host's clock)."""
-    try:
-        me.memory["call"].wait()
-    except RuntimeError as error:
-        return str(error), time.monotonic()
-    return "", time.monotonic()
-
-
-def leave_now(me: WorkerContext) -> None:
-    steps.leave(me, graceful=False)
-
-
-@contextlib.contextmanager
-def group(
-    tmp_path: Path, folder: Path, size: int = 2, members: int = 2, **more: Any
-) -> Iterator[Workers]:
-    """Start a group whose workers have certificates; workers beyond `members` are outside it."""
-    url = f"file://{tmp_path}/store"
-    with Workers(size) as workers:
-        workers.run(log_all)
-        if more.get("dynamic"):
-            for worker in workers[:members]:
-                worker.call(join, url, **{**files(folder), **more})
-        else:
-            options = {"backend": "ZEROMQ", "world_size": members, **files(folder), **more}
-            workers.run(steps.join, url, on=tuple(range(members)), **options)
-        yield workers
+    return make_folder(tmp_path)
 
 
 @pytest.fixture(params=[False, True], ids=["tcp", "unix"])
@@ -134,7 +69,7 @@ def test_workers_with_their_certificates_form_a_group(
     tmp_path: Path, folder: Path, unix_sockets: bool, dynamic: bool
 ) -> None:
     more = {"dynamic": True} if dynamic else {}
-    with group(tmp_path, folder, unix_sockets=unix_sockets, **more) as workers:
+    with group(tmp_path, folder, backend=NAME, unix_sockets=unix_sockets, **more) as workers:
         for me, other in ((0, 1), (1, 0)):
             workers[me].call(exercise, f"worker{other}")
             assert workers[me].call(identity_of, f"worker{other}") == f"worker{other}"
@@ -146,7 +81,7 @@ def test_a_spiffe_id_names_a_worker(tmp_path: Path, folder: Path) -> None:
     for name in ("worker0", "worker1"):
         issue(folder, name, uri=f"spiffe://example.org/ml/{name}")
 
-    with group(tmp_path, folder) as workers:
+    with group(tmp_path, folder, backend=NAME) as workers:
         workers[0].call(exercise, "worker1")
         assert workers[0].call(identity_of, "worker1") == "spiffe://example.org/ml/worker1"
         workers.run(steps.leave)
@@ -155,56 +90,22 @@ def test_a_spiffe_id_names_a_worker(tmp_path: Path, folder: Path) -> None:
 # --- names -------------------------------------------------------------------------------------------
 
 
-def start_error(tmp_path: Path, *options: dict[str, Any]) -> list[str]:
-    """Start a group that cannot start; return the errors of its workers."""
-    with Workers(len(options)) as workers:
-        only = dict(enumerate(options))
-        url = f"file://{tmp_path}/store"
-        failed = workers.errors(steps.join, url, backend="ZEROMQ", only=only)
-        return [each.text for each in failed]
-
-
-def error_of_worker0(tmp_path: Path, *options: dict[str, Any], rules: Path | None = None) -> str:
-    """Start a group that worker0 does not accept; return its error."""
-    with Workers(len(options)) as workers:
-        if rules is not None:
-            workers[0].call(read_rules_from, str(rules))
-        url = f"file://{tmp_path}/store"
-        started = [
-            worker.start(steps.join, url, backend="ZEROMQ", **own)
-            for worker, own in zip(workers, options, strict=True)
-        ]
-        return started[0].error().text
-
-
 def test_a_worker_refuses_to_start_with_a_certificate_for_another_name(
     tmp_path: Path, folder: Path
 ) -> None:
-    texts = start_error(tmp_path, files(folder), files(folder, "worker3"))
+    texts = start_error(tmp_path, NAME, files(folder), files(folder, "worker3"))
 
     assert all("a worker cannot have the name 'worker1'" in text for text in texts)
     assert all("whose name is 'worker3'" in text for text in texts)
 
 
-def disable_own_check() -> None:
-    """Let this process start with any name, as an intruder would."""
-    certificates.Identity.check_own_name = lambda *_: None  # type: ignore[method-assign]
-
-
-def join_as(me: WorkerContext, url: str, name: str, **options: Any) -> str:
-    """Join a dynamic group under a name that the certificate does not have; call a member."""
-    disable_own_check()
-    join(me, url, name=name, rank=7, dynamic=True, **options)
-    return call_error(me, "worker0")
-
-
 def test_a_member_with_another_name_than_its_certificates_does_not_get_in(
     tmp_path: Path, folder: Path
 ) -> None:
-    with group(tmp_path, folder, size=3, dynamic=True, unix_sockets=False) as workers:
+    with group(tmp_path, folder, backend=NAME, size=3, dynamic=True, unix_sockets=False) as workers:
         url = f"file://{tmp_path}/store"
         error = workers[2].call(
-            join_as, url, "boss", **files(folder, "worker2"), unix_sockets=False
+            join_as, url, "boss", backend=NAME, **files(folder, "worker2"), unix_sockets=False
         )
 
         assert "is lost" in error
@@ -218,7 +119,7 @@ def test_a_connection_in_the_name_of_another_worker_is_refused(
     tmp_path: Path, folder: Path, unix_sockets: bool
 ) -> None:
     """The intruder has a certificate of the same authority, and knows all that the store shows."""
-    with group(tmp_path, folder, unix_sockets=unix_sockets) as workers:
+    with group(tmp_path, folder, backend=NAME, unix_sockets=unix_sockets) as workers:
         target, victim = (Publication.load(worker.call(record)) for worker in workers)
         with raw_transport(folder, "worker2", target, victim) as native:
             native.send(0, [b"x"], False)
@@ -273,7 +174,7 @@ def raw_transport(
 
 def test_a_member_of_its_own_name_can_connect_like_this(tmp_path: Path, folder: Path) -> None:
     """Only the certificate keeps the connection of the test above out."""
-    with group(tmp_path, folder) as workers:
+    with group(tmp_path, folder, backend=NAME) as workers:
         target, mine = (Publication.load(worker.call(record)) for worker in workers)
         with raw_transport(folder, "worker1", target, mine) as native:
             native.send(0, [b"x"], False)
@@ -321,7 +222,7 @@ def relay(folder: Path, owner: str, to: str) -> Iterator[str]:
 def test_a_man_in_the_middle_with_another_certificate_sees_nothing(
     tmp_path: Path, folder: Path
 ) -> None:
-    with group(tmp_path, folder, unix_sockets=False) as workers:
+    with group(tmp_path, folder, backend=NAME, unix_sockets=False) as workers:
         target, mine = (Publication.load(worker.call(record)) for worker in workers)
         with (
             relay(folder, "worker2", target.tcp[0]) as endpoint,
@@ -343,7 +244,7 @@ def test_clients_of_tls_1_2_or_without_a_certificate_are_refused(
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     client.maximum_version = ssl.TLSVersion[version]
-    with group(tmp_path, folder, unix_sockets=False) as workers:
+    with group(tmp_path, folder, backend=NAME, unix_sockets=False) as workers:
         host, port = (
             Publication.load(workers[0].call(record)).tcp[0].removeprefix("tcp://").rsplit(":", 1)
         )
@@ -363,13 +264,7 @@ def test_clients_of_tls_1_2_or_without_a_certificate_are_refused(
 
 
 def test_a_certificate_of_another_authority_is_refused(tmp_path: Path, folder: Path) -> None:
-    other = tmp_path / "other"
-    worker_certificates.make(other, ["worker1"], 1)
-
-    text = error_of_worker0(tmp_path, files(folder), files(other, trusted=folder))
-
-    assert "worker 'worker1' (rank 1) is refused: the certificate of worker1" in text
-    assert "is not accepted" in text
+    check_another_authority(tmp_path, folder, NAME)
 
 
 @pytest.mark.parametrize("has_secret", [True, False], ids=["secret", "nothing"])
@@ -378,7 +273,7 @@ def test_certificates_on_one_side_are_reported_on_both(
 ) -> None:
     other = {"secret": secret.generate()} if has_secret else {}
 
-    here, there = start_error(tmp_path, files(folder), other)
+    here, there = start_error(tmp_path, NAME, files(folder), other)
 
     lacks = "a secret instead" if has_secret else "none"
     assert "worker 'worker0' has a certificate" in here
@@ -394,39 +289,19 @@ def test_certificates_on_one_side_are_reported_on_both(
 def test_a_worker_refuses_to_start_with_an_expired_certificate(
     tmp_path: Path, folder: Path
 ) -> None:
-    issue(folder, "worker1", seconds=-1)
-
-    texts = start_error(tmp_path, files(folder), files(folder))
-
-    assert all("worker1.pem has expired on 2" in text for text in texts)
+    check_expired_at_start(tmp_path, folder, NAME)
 
 
 def test_an_expired_certificate_is_refused_until_it_is_renewed(
     tmp_path: Path, folder: Path, unix_sockets: bool
 ) -> None:
-    lasts = 12.0
-    issue(folder, "worker1", seconds=lasts)
-    ends = time.monotonic() + lasts
-    with group(tmp_path, folder, unix_sockets=unix_sockets) as workers:
-        assert time.monotonic() < ends, "the machine is too slow for this test"
-        eventually(lambda: time.monotonic() > ends + 1, lambda: "the end of the certificate")
-
-        error = workers[1].call(call_error, "worker0")
-        assert "is lost" in error
-        assert "expired" not in error
-        logged_line(workers[0], "worker1", "certificate has expired")
-
-        issue(folder, "worker1")
-        eventually(lambda: not workers[1].call(call_error, "worker0"), lambda: "a call again")
-        logged_line(workers[1], "'worker1' has a new certificate of worker1")
-        workers[0].call(exercise, "worker1")
-        workers.run(steps.leave)
+    check_expiry_and_renewal(tmp_path, folder, lasts=12.0, backend=NAME, unix_sockets=unix_sockets)
 
 
 def test_files_of_another_identity_or_half_written_change_nothing(
     tmp_path: Path, folder: Path
 ) -> None:
-    with group(tmp_path, folder) as workers:
+    with group(tmp_path, folder, backend=NAME) as workers:
         for name in (".pem", ".key"):
             content = (folder / f"worker3{name}").read_bytes()
             (folder / f"worker1{name}").write_bytes(content)
@@ -440,12 +315,7 @@ def test_files_of_another_identity_or_half_written_change_nothing(
 def test_a_key_whose_access_rights_were_corrected_is_read_again(
     tmp_path: Path, folder: Path
 ) -> None:
-    with group(tmp_path, folder) as workers:
-        issue(folder, "worker1", mode=0o640)
-        logged_line(workers[1], "'worker1' keeps its certificate", "other users can access the key")
-        os.chmod(folder / "worker1.key", 0o600)  # noqa: PTH101
-        logged_line(workers[1], "'worker1' has a new certificate of worker1")
-        workers.run(steps.leave)
+    check_corrected_rights(tmp_path, folder, NAME)
 
 
 # --- FIPS --------------------------------------------------------------------------------------------
@@ -456,7 +326,7 @@ def test_certificates_with_fips_use_the_provider(tmp_path: Path, folder: Path) -
         make_keys(fips=True)
     except TransportError:
         pytest.skip("OpenSSL's FIPS provider is not installed here")
-    with group(tmp_path, folder, unix_sockets=False, fips=True) as workers:
+    with group(tmp_path, folder, backend=NAME, unix_sockets=False, fips=True) as workers:
         workers[0].call(exercise, "worker1")
         workers.run(steps.leave)
 
@@ -480,44 +350,11 @@ def test_certificates_with_fips_but_no_provider_are_refused_with_a_remedy(
 def test_a_revoked_worker_is_cut_off_within_a_second(
     tmp_path: Path, folder: Path, unix_sockets: bool, revoked: str
 ) -> None:
-    issue(folder, "worker1", serial=0x63)
-    rules = tmp_path / "revoked"
-    rules.write_text("")
-    with group(tmp_path, folder, unix_sockets=unix_sockets) as workers:
-        workers[0].call(read_rules_from, str(rules))
-        workers.run(begin_call_to_other)
-        began = time.monotonic()
-        temporary = tmp_path / "new"
-        temporary.write_text(revoked)
-        temporary.replace(rules)
-
-        ended = [worker.call(wait_for_call) for worker in workers]
-
-        assert "its certificate is revoked" in ended[0][0]
-        assert "connection" in ended[1][0]
-        assert "revoked" not in ended[1][0]
-        late = max(when for _, when in ended) - began
-        print(f"cut off after {late:.2f} s")
-        assert late < SOON / 4  # a busy machine
-        assert "is lost" in workers[1].call(call_error, "worker0")
-        logged_line(workers[0], "certificate of worker1 (certificate 63) is revoked")
-        rules.write_text("")
-        eventually(lambda: not workers[1].call(call_error, "worker0"), lambda: "a call again")
-        workers.run(leave_now)
-
-
-def begin_call_to_other(me: WorkerContext) -> None:
-    begin_call(me, f"worker{1 - me.index}")
+    check_revocation(tmp_path, folder, revoked, backend=NAME, unix_sockets=unix_sockets)
 
 
 def test_a_revoked_worker_does_not_join(tmp_path: Path, folder: Path) -> None:
-    rules = tmp_path / "revoked"
-    rules.write_text("worker1")
-
-    text = error_of_worker0(tmp_path, files(folder), files(folder), rules=rules)
-
-    assert "is refused: the certificate of worker1" in text
-    assert "is revoked" in text
+    check_revoked_joiner(tmp_path, folder, NAME)
 
 
 # --- settings ----------------------------------------------------------------------------------------
