@@ -427,7 +427,7 @@ def harmful() -> dict[str, bytes]:
 
 
 def forged_rrefs(count: int, sender: int = 1) -> dict[str, bytes]:
-    """Return calls of a worker that use RRefs of worker0 that nobody creates."""
+    """Return calls of a worker that use RRefs of worker0 that no worker creates."""
     receiver = made(
         name("builtins", "getattr"),
         name(INTERNAL, "_InternalRPCPickler"),

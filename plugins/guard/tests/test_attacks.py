@@ -168,7 +168,7 @@ def test_rrefs_that_nobody_creates_do_not_stop_a_worker(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_attackers_cannot_hold_all_threads(backend: str, policy: Path, folder: Path) -> None:
-    """While their calls wait for RRefs that nobody creates, another worker's calls are answered."""
+    """While their calls wait for RRefs that no worker creates, another worker's calls are answered."""
     policy.write_text(POLICY.replace('["worker1"]', '["worker1", "worker2", "worker3"]'))
     with Workers(4, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
         workers.run(guard_steps.join, f"file://{folder.parent}/store", backend)

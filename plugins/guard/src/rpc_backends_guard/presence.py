@@ -1,7 +1,7 @@
 """Waits for values of RRefs that this worker owns, for a bounded time and in bounded threads.
 
-Torch waits in a thread that serves requests, without an end. A peer can name an RRef that nobody creates,
-so a few such requests would stop the worker. Torch has no way to ask whether a value is there.
+Torch waits in a thread that serves requests, without an end. A peer can name an RRef that no worker
+creates, so a few such requests would stop the worker. Torch has no way to ask whether a value is there.
 
 Half of the threads may wait for RRefs of one peer, and three quarters for those of all peers together.
 Requests beyond that wait a second at most, so that peers that act together cannot hold all threads.
