@@ -20,6 +20,8 @@ from wheelhouse.torches import Headers, headers_of
 #: Where builds lie in the wheel.
 PLACE = Path("rpc_backends_agents", "builds")
 _AGENTS = Path("packages", "agents")
+#: A base folder of ccache changes paths before the flags of :func:`without_paths` see them.
+UNMAPPED = {"CCACHE_BASEDIR": ""}
 #: What CMake calls the extension.
 _TARGET = "agents_module"
 
@@ -143,7 +145,7 @@ class Compiler:
         flags = without_paths({**headers_as("torch", build.headers.folder), self._sources: ""})
         done = subprocess.run(
             command,
-            env={**os.environ, "PATH": path, "CXXFLAGS": flags},
+            env={**os.environ, **UNMAPPED, "PATH": path, "CXXFLAGS": flags},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -20,7 +20,7 @@ from packaging.version import Version
 from matrix import pairs
 from support.environments import clean_environ
 from wheelhouse import sbom
-from wheelhouse.builds import PLACE, compiler_version, without_paths
+from wheelhouse.builds import PLACE, UNMAPPED, compiler_version, without_paths
 from wheelhouse.openssl import OpenSSL, version_in
 
 #: What builds of our distributions need. Builds are not isolated, so that it is installed once for all.
@@ -134,6 +134,7 @@ def build_wheel(
             command.append("--no-build-isolation")
             environ = {
                 **openssl.variables,
+                **UNMAPPED,
                 "SKBUILD_CMAKE_DEFINE": f"RPC_BACKENDS_PREBUILT={prebuilt}",
                 "PATH": os.pathsep.join((str(python.parent), os.environ["PATH"])),
                 "CXXFLAGS": without_paths({folder: "", folder.parents[1]: ""}),
