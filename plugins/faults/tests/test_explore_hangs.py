@@ -11,14 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from rpc_backends_faults.explore.processes import Program, RunningProgram
 from rpc_backends_faults.explore.progress import Waiting
 from rpc_backends_faults.explore.runs import Run
 from rpc_backends_faults.explore.search import Plan, Search
 
-PLANTED = Path(__file__).parent / "planted"
+LOGGED = Path(__file__).parent / "logged_program.py"
 #: How many busy processes share each processor.
 LOAD = 4
 
@@ -115,28 +113,26 @@ def test_a_program_that_spins_for_ever_hangs(tmp_path: Path) -> None:
 # --- failures that are not counted
 
 
-def searched(tmp_path: Path, on_run: str, hang: float = 60.0) -> Search:
-    """Search with one fault, in a program that knows how often it was run."""
+def searched(tmp_path: Path, on_run: str) -> Search:
+    """Search with one fault, in a program that knows how often it was run before (`number`)."""
+    counter = tmp_path / "count"
+    counter.touch()
     program = tmp_path / "train.py"
-    lines = (PLANTED / "leaked_rref.py").read_text().split('if __name__ == "__main__":')
-    begin = f"""
-if __name__ == "__main__":
-    import sys, time
-    from pathlib import Path
-    counter = Path({str(tmp_path / "count")!r})
-    number = len(counter.read_text()) if counter.exists() else 0
-    with counter.open("a") as file:
-        file.write("x")
-    print("begin", flush=True)
-    {on_run}
-"""
-    program.write_text(lines[0] + begin + lines[1])
+    program.write_text(
+        f"""
+import os, sys, time
+from pathlib import Path
+number = len(Path({str(counter)!r}).read_text())
+with open({str(counter)!r}, "a") as file:
+    file.write("x")
+print("begin", flush=True)
+{on_run}
+{LOGGED.read_text()}"""
+    )
     out = tmp_path / "out"
     (out / "runs").mkdir(parents=True)
-    command = (sys.executable, str(program))
-    path = os.pathsep.join((str(PLANTED), os.environ.get("PYTHONPATH", "")))
     plan = Plan(
-        Program(command, hang, 300.0, {"PYTHONPATH": path}),
+        Program((sys.executable, str(program)), 1.0, 300.0),
         out,
         ("duplicate",),
         runs=1,
@@ -148,7 +144,6 @@ if __name__ == "__main__":
     return search
 
 
-@pytest.mark.slow
 def test_a_failure_that_also_comes_without_faults_is_a_note(tmp_path: Path) -> None:
     search = searched(tmp_path, "if number: sys.exit('the machine is too busy')")
 
@@ -158,18 +153,16 @@ def test_a_failure_that_also_comes_without_faults_is_a_note(tmp_path: Path) -> N
     assert list((tmp_path / "out/doubtful").iterdir())
 
 
-@pytest.mark.slow
 def test_a_hang_that_does_not_repeat_is_a_note(tmp_path: Path) -> None:
-    search = searched(tmp_path, "if number == 1: time.sleep(600)", hang=6.0)
+    search = searched(tmp_path, "if number == 1: time.sleep(600)")
 
     assert search.findings.failures == []
     assert "more runs with the same faults did not hang so" in search.findings.notes[0]
 
 
-@pytest.mark.slow
 def test_a_hang_that_repeats_is_a_failure(tmp_path: Path) -> None:
-    hangs = "if 'duplicate' in Path(__import__('os').environ['RPC_BACKENDS_FAULTS']).read_text():"
-    search = searched(tmp_path, f"{hangs} time.sleep(600)", hang=6.0)
+    hangs = "if 'duplicate' in Path(os.environ['RPC_BACKENDS_FAULTS']).read_text(): time.sleep(600)"
+    search = searched(tmp_path, hangs)
 
     (found,) = search.findings.failures
     assert found.cause.kind == "hang"

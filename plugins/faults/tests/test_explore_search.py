@@ -19,8 +19,10 @@ from rpc_backends_faults.explore.search import Plan, Search
 from rpc_backends_faults.explore.shrinking import Shrunk
 from rpc_backends_faults.explore.verdicts import Cause
 
-#: Two workers of one process group; the trainer's calls are repeated, and counted twice.
-PROGRAM = Path(__file__).parent / "planted" / "double_update.py"
+HERE = Path(__file__).parent
+#: A trainer whose calls are repeated, and counted twice: without torch, and with two real workers.
+LOGGED = HERE / "logged_program.py"
+PROGRAM = HERE / "planted" / "double_update.py"
 DROP = (("what", "drop"), ("first", 1))
 TWICE = '[[rule]]\nwhat = "duplicate"\nfunction = "__main__.update"\nfirst = 1\n'
 
@@ -41,7 +43,7 @@ def failure(folder: Path, key: str = "exit", failed: int = 1, of: int = 1) -> Fa
 
 
 def plan(out: Path, *command: str, **settings: object) -> Plan:
-    program = Program(command or (sys.executable, str(PROGRAM)), 60.0, 300.0)
+    program = Program(command or (sys.executable, str(LOGGED)), 60.0, 300.0)
     (out / "runs").mkdir(parents=True)
     return Plan(program, out, ("drop",), **settings)  # type: ignore[arg-type]
 
@@ -61,10 +63,13 @@ def corpus_of(folder: Path) -> Path:
     return folder
 
 
-def search_with_corpus(tmp_path: Path, *checks: Invariant, against: str | None = None) -> Search:
+def search_with_corpus(
+    tmp_path: Path, *checks: Invariant, against: str | None = None, program: Path = LOGGED
+) -> Search:
     """Run the program with one rule file, and return the search."""
     settings = plan(
         tmp_path / "out",
+        *(sys.executable, str(program)),
         corpus=corpus_of(tmp_path / "corpus"),
         invariants=checks,
         runs=0,
@@ -124,7 +129,6 @@ def test_the_printed_command_gives_a_folder_and_a_free_port(tmp_path: Path) -> N
     )  # a log of an earlier run would keep a worker from crashing again
 
 
-@pytest.mark.slow
 def test_each_cause_of_a_run_is_a_failure(tmp_path: Path) -> None:
     search = search_with_corpus(
         tmp_path,
@@ -139,14 +143,14 @@ def test_each_cause_of_a_run_is_a_failure(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_comparison_with_another_backend_makes_all_its_runs(tmp_path: Path) -> None:
-    search = search_with_corpus(tmp_path, Invariant("once", fails_if_done_again), against="ZEROMQ")
+    once = Invariant("once", fails_if_done_again)
+    search = search_with_corpus(tmp_path, once, against="ZEROMQ", program=PROGRAM)
 
     (found,) = search.findings.failures
     assert found.against is not None
     assert (found.against.failed, found.against.of) == (3, 3)
 
 
-@pytest.mark.slow
 def test_a_backend_on_which_the_program_fails_anyway_is_not_compared(tmp_path: Path) -> None:
     search = search_with_corpus(tmp_path, Invariant("once", fails_if_done_again), against="NOSUCH")
 

@@ -74,7 +74,7 @@ def start(agent: Any, backend: str, policy: Policy) -> Any:
             )
         )
     describe_guard(f"{'enforces' if policy.enforces else 'warns'} sha256 {policy.digest}")
-    torch_internals.set_unpickler(_unpickler(decisions, enforces=policy.enforces))
+    torch_internals.set_unpickler(unpickler(decisions, enforces=policy.enforces))
     logger.info(
         "the guard of RPC worker %r %s %s (sha256 %s)",
         worker,
@@ -171,15 +171,26 @@ def _native_rule(rule: Rule) -> RequestRule:
     )
 
 
-def _unpickler(decisions: Decisions, *, enforces: bool) -> Callable[[Any], Any]:
+def unpickler(
+    decisions: Decisions,
+    *,
+    enforces: bool,
+    take_caller: Callable[[], str | None] = take_caller,
+) -> Callable[[Any], Any]:
     """Return what torch makes an unpickler with: it is called with the file of a message.
 
     Most messages are plain values or calls with such. Each function of Python that they pass is felt.
+
+    :param take_caller: returns who has sent this message if it is a call, "" for this worker, and None
+        for a result, and for any message of a backend that does not tell who calls.
     """
     called, functions_of, loads = decisions.called, decisions.functions_of, pickle.loads
 
     class Plain:
-        """Unpickles a result that names nothing, or a call that names nothing but a listed function."""
+        """Unpickles a result that names nothing, or a call that names nothing but a listed function.
+
+        Neither calls anything but torch's classes.
+        """
 
         __slots__ = ("caller", "data", "function")
         caller: str | None

@@ -384,17 +384,6 @@ def name_of(value: Any) -> str | None:
     return names.canonical(value._name) if type(value) is _PermittedMeta else None
 
 
-def unpickle_plain(data: bytes) -> Any:
-    """Unpickle a message that consists of plain values and tensors.
-
-    :raises GuardError: Python cannot read it.
-    """
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        raise _unreadable(error) from None
-
-
 def unpickle(data: bytes, known: Names, problem: str) -> Unpickled:
     """Unpickle a message.
 
