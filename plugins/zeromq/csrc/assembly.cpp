@@ -90,7 +90,7 @@ void Assembly::take_range(Message& message, Position from, Position to) {
     message.taken.erase(next);
   }
   if (before != message.taken.end() && before->second == from) {
-    before->second = to;
+    before->second = std::move(to);
   } else {
     message.taken.emplace(from, to);
   }
