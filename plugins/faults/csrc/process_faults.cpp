@@ -10,9 +10,9 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <fstream>
 #include <mutex>
 
 namespace rpc_backends {
@@ -29,19 +29,17 @@ int limits = 0;  // how many faults limit the memory now
 rlimit before{};
 
 uint64_t address_space() {
-  unsigned long long pages = 0;
-  if (std::FILE* const file = std::fopen("/proc/self/statm", "r")) {
-    if (std::fscanf(file, "%llu", &pages) != 1) {
-      pages = 0;
-    }
-    std::fclose(file);
+  uint64_t pages = 0;
+  std::ifstream file("/proc/self/statm");
+  if (!(file >> pages)) {
+    pages = 0;
   }
   return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 // --- stores
 
-Clock::time_point stores_until{};
+Clock::time_point stores_until{};  // NOLINT(bugprone-throwing-static-initialization): it is initialised at compile time
 double stores_each = 0;
 
 // --- the clock
@@ -172,7 +170,11 @@ void limit_memory(uint64_t bytes) {
 
 void free_memory_limit() {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (limits > 0 && --limits == 0) {
+  if (limits == 0) {
+    return;
+  }
+  --limits;
+  if (limits == 0) {
     ::setrlimit(RLIMIT_AS, &before);
   }
 }

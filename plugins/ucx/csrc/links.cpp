@@ -204,7 +204,7 @@ void Links::on_process_end(uint64_t id) {
   }
 }
 
-void Links::greeted(Greeted greeting) {
+void Links::greeted(const Greeted& greeting) {
   const std::string proof = text_of(greeting.head.proof);
   const auto known = proofs_.find(proof);
   if (known != proofs_.end()) {
@@ -647,7 +647,7 @@ ucs_status_t Links::on_greeting(void* self, const void* header, size_t header_si
   }
   try {
     greeted.identity.assign(static_cast<const char*>(data), size);
-    links.run_later([&links, greeted = std::move(greeted)]() mutable { links.greeted(std::move(greeted)); });
+    links.run_later([&links, greeted = std::move(greeted)] { links.greeted(greeted); });
   } catch (const std::bad_alloc&) {
     ++links.services_.counters.dropped;  // its sender tries again when it gets no answer
   }

@@ -108,7 +108,7 @@ class Links final : Arrivals::Owner {
   ucp_ep_h endpoint_for(Link& link, const Outgoing& outgoing);
   void skip_endpoints(Link& link, uint64_t theirs);
   void greet(Link& link);
-  void greeted(Greeted greeting);
+  void greeted(const Greeted& greeting);
   // Whether the greeting proves the identity that the peer must have.
   bool is_proved(Link& link, const Greeted& greeting);
   void admit(int peer, const Greeted& greeted);

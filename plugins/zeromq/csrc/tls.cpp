@@ -465,7 +465,7 @@ bool TlsChannel::open_record(size_t size, Cursor& places, size_t& got) {
   const char* const record = arrived_.get() + begin_;
   const size_t data = size - records::kTag - 1;
   begin_ += records::kHead + size;
-  records::Type type{};
+  records::Type type = records::Type::kAlert;  // until the record says it
   if (data > kShort && data <= places.left(data)) {
     got = data;
     if (!opener_->open(record, size, places, type) || type != records::Type::kData) {
