@@ -80,7 +80,7 @@ def kept_waiting(processes: Sequence[int]) -> float:
 
 
 def thread_times(processes: Sequence[int]) -> Times:
-    """Return the times of all threads but TENSORPIPE's that polls; none if the kernel does not count them."""
+    """Return the times of all threads but TENSORPIPE's that polls; none if the kernel counts none."""
     found: Times = {}
     for pid in processes:
         try:
