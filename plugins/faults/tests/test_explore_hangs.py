@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from rpc_backends_faults.explore.processes import Program, RunningProgram
 from rpc_backends_faults.explore.progress import Waiting
 from rpc_backends_faults.explore.runs import Run
@@ -127,8 +129,8 @@ def test_a_program_that_spins_for_ever_hangs(tmp_path: Path) -> None:
 # --- failures that are not counted
 
 
-def searched(tmp_path: Path, on_run: str) -> Search:
-    """Search with one fault, in a program that knows how often it was run before (`number`)."""
+def searched(tmp_path: Path, on_run: str, *, runs: int = 1, hang: float = 1.0) -> Search:
+    """Search with one fault a run, in a program that knows how often it was run before (`number`)."""
     counter = tmp_path / "count"
     counter.touch()
     program = tmp_path / "train.py"
@@ -146,10 +148,10 @@ print("begin", flush=True)
     out = tmp_path / "out"
     (out / "runs").mkdir(parents=True)
     plan = Plan(
-        Program((sys.executable, str(program)), 1.0, 300.0),
+        Program((sys.executable, str(program)), hang, 300.0),
         out,
         ("duplicate",),
-        runs=1,
+        runs=runs,
         confirmations=2,
         jobs=1,
     )
@@ -181,3 +183,19 @@ def test_a_hang_that_repeats_is_a_failure(tmp_path: Path) -> None:
     (found,) = search.findings.failures
     assert found.cause.kind == "hang"
     assert (found.shrunk.failed, found.shrunk.of) == (2, 2)
+
+
+@pytest.mark.slow
+def test_with_one_job_no_two_runs_overlap(tmp_path: Path) -> None:
+    """The program waits for so long that it needs no processor, and fails if another one runs."""
+    alone = f"""
+import atexit
+lock = {str(tmp_path / "lock")!r}
+os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+atexit.register(os.unlink, lock)
+time.sleep(5)
+"""
+    search = searched(tmp_path, alone, runs=2, hang=60.0)
+
+    assert search.findings.explored == 2
+    assert search.findings.failing_runs == 0

@@ -36,7 +36,8 @@ class Plan:
     :ivar seconds: the time for everything; None means no limit.
     :ivar runs: the number of generated schedules; None means no limit.
     :ivar failures: stop exploring after this many different failures; None means no limit.
-    :ivar jobs: how many programs run at the same time, besides those that only wait.
+    :ivar jobs: how many programs run at the same time, besides those that only wait; 1 for one after
+        the other.
     :ivar accepted: the exit statuses with which the program may end.
     :ivar corpus: the folder of rule files that are tried first, and to which new ones are added, if any.
     :ivar against: a backend on which shrunk schedules are run too.
@@ -243,6 +244,8 @@ class Search:
 
     def _has_room(self) -> bool:
         """Return whether another program may run; one that waits needs no processor."""
+        if self.plan.jobs == 1:  # a program may use a fixed port
+            return not self._active
         busy = sum(not job.running.is_idle() for job in self._active)
         return busy < self.plan.jobs and len(self._active) < _MOST_EACH * self.plan.jobs
 
