@@ -123,7 +123,7 @@ define cpp_tests
 	@$(BIN)/ctest --preset $(1)
 endef
 
-test-quick: setup  ## the tests that take at most a few seconds each (3 min)
+test-quick: setup  ## the tests that take at most a few seconds each (5 min)
 	$(BIN)/python -m pytest -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
 test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported torch and other dependencies
