@@ -111,7 +111,7 @@ def main() -> int:
     files = parser.parse_args().measured
     if files:
         if len(files) != 2:
-            parser.error(f"give BENCH.json and HOSTS.json, not {len(files)} file")
+            parser.error(f"give BENCH.json and HOSTS.json, or neither; {len(files)} given")
         hosts: Any = json.loads(files[1].read_text())
         ratios = within_a_host(Results.read(files[0])) | between_hosts(hosts)
         FILE.write_text(json.dumps(ratios, indent=1) + "\n")

@@ -143,10 +143,11 @@ def test_a_killed_worker_fails_its_callers_and_is_replaced(engine: str, tmp_path
 
     failed = [call for call in calls if call.error]
     assert {call.peer for call in failed} == {LAST}
-    # The agent and its transport each say that the connection or the worker is lost, whichever is asked
-    # first; the second text comes while the new process takes the place of the killed one.
+    # The transport has the second text until the agent knows, too. The third one comes while the new
+    # process takes the place of the killed one.
     expected = (
-        " is lost: ",
+        "the connection is lost: ",
+        f"worker {NAMES.index(LAST)} is lost: ",
         f"worker '{LAST}' has left the group",
         f"worker '{LAST}' has ended without shutdown()",
     )
