@@ -79,7 +79,7 @@ def _record_backends(items: list[pytest.Item]) -> None:
         if item.path.name not in backends:
             continue
         item.user_properties.append((_BACKEND, backends[item.path.name]))
-        if generation.bridge_is_installed() and item.name in generation.ADAPTED:
+        if generation.is_adapted(item.name):
             item.user_properties.append((_ADAPTED, item.name))
 
 
@@ -167,7 +167,10 @@ class _Results:
         ]
         if not adapted:
             return f"{passed} passed, as torch wrote them"
-        reasons = "; ".join(f"{name}, because {generation.ADAPTED[name]}" for name in adapted)
+        tests_of: dict[str, list[str]] = {}
+        for name in sorted({*adapted}):
+            tests_of.setdefault(generation.ADAPTED[name], []).append(name)
+        reasons = "; ".join(f"{', '.join(tests)}, because {why}" for why, tests in tests_of.items())
         return (
             f"{passed} passed: {passed - len(adapted)} as torch wrote them,"
             f" {len(adapted)} adapted: {reasons}"
