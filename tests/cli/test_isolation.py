@@ -11,6 +11,8 @@ import pytest
 
 from rpc_backends_processes import isolation
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """
 import os, subprocess, sys, time
 def main(me, code):
@@ -114,7 +116,6 @@ def test_the_time_limit_may_apply_to_each_report(run: Run) -> None:
     assert (hung.timed_out, hung.reported[1:]) == (True, ["on"] * 5)
 
 
-@pytest.mark.slow
 def test_after_a_failure_the_others_are_not_awaited(run: Run) -> None:
     started = time.monotonic()
 

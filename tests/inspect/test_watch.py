@@ -23,6 +23,8 @@ from rpc_backends_inspect import sockets, watching, workers
 from support import steps
 from support.workers import WorkerContext, Workers
 
+pytestmark = pytest.mark.slow
+
 STOP = threading.Event()
 
 

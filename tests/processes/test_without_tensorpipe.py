@@ -26,6 +26,8 @@ from support import steps
 from support.workers import WorkerContext, without_tensorpipe, without_tensorpipe_environ
 from support.workers import Workers as _Workers
 
+pytestmark = pytest.mark.slow
+
 LINE = "This torch was built without TensorPipe: asked for {}, starting {}"
 
 

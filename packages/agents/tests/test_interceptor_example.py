@@ -16,6 +16,8 @@ from torch.distributed import rpc
 from support import steps
 from support.workers import WorkerContext, WorkerError, Workers
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "interceptor"
 ENV = {"RPC_ALLOWLIST": "_operator.add,torch.ops.aten.add"}
 

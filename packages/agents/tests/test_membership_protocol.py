@@ -27,6 +27,8 @@ from support.interleavings import (
     run_steps,
 )
 
+pytestmark = pytest.mark.slow
+
 #: Name and rank of each worker.
 Contest = tuple[tuple[str, int], ...]
 TWO: list[Contest] = [(("x", 0), ("x", 1)), (("x", 0), ("y", 0)), (("x", 0), ("x", 0))]
