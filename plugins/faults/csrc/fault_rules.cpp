@@ -509,9 +509,9 @@ double FaultRules::seconds_of(State& state, const FaultMessage& message, bool an
       seconds += (rule.spread - rule.seconds) * draw(state, message, lane + kLength);
       break;
     case FaultRule::Shape::kNormal: {
-      const double one = 1 - draw(state, message, lane + kLength);
-      const double two = draw(state, message, lane + kLength2);
-      seconds += rule.spread * std::sqrt(-2 * std::log(one)) * std::cos(2 * M_PI * two);
+      const double uniform1 = 1 - draw(state, message, lane + kLength);
+      const double uniform2 = draw(state, message, lane + kLength2);
+      seconds += rule.spread * std::sqrt(-2 * std::log(uniform1)) * std::cos(2 * M_PI * uniform2);
       break;
     }
     case FaultRule::Shape::kExponential:

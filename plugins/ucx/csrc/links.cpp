@@ -220,7 +220,7 @@ bool Links::is_proved(Link& link, const Greeted& greeted) {
   }
   const Greeting& head = greeted.head;
   try {
-    // Of its present link the peer may send several greetings; those of earlier ones are repeated by somebody else.
+    // Of its present link the peer may send several greetings; an attacker repeats those of earlier ones.
     if (head.number < link.least_number || (head.number == link.their_number && !(head.token == link.their_token))) {
       throw TransportError("its greeting was used before");
     }
@@ -317,7 +317,7 @@ void Links::report_found(Link& link) {
   event.peer = link.peer;
   services_.inbox.push(std::move(event));
   link.is_lost = false;
-  ++services_.counters.found;
+  ++services_.counters.peers_found;
 }
 
 void Links::report_lost(Link& link, const std::string& reason) {
@@ -328,7 +328,7 @@ void Links::report_lost(Link& link, const std::string& reason) {
   link.reason = reason;
   services_.inbox.push(std::move(event));  // may throw, and the link is lost only if that is known
   link.is_lost = true;
-  ++services_.counters.lost;
+  ++services_.counters.peers_lost;
 }
 
 void Links::lose(Link& link, const std::string& reason, bool retry) {
