@@ -141,10 +141,12 @@ def test_each_cause_of_a_run_is_a_failure(tmp_path: Path) -> None:
     assert all((failure.folder / "output.txt").exists() for failure in search.findings.failures)
 
 
-@pytest.mark.slow
-def test_a_comparison_with_another_backend_makes_all_its_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [LOGGED, pytest.param(PROGRAM, marks=pytest.mark.thorough)])
+def test_a_comparison_with_another_backend_makes_all_its_runs(
+    tmp_path: Path, program: Path
+) -> None:
     once = Invariant("once", fails_if_done_again)
-    search = search_with_corpus(tmp_path, once, against="ZEROMQ", program=PROGRAM)
+    search = search_with_corpus(tmp_path, once, against="ZEROMQ", program=program)
 
     (failure,) = search.findings.failures
     assert failure.against is not None
