@@ -119,9 +119,9 @@ def test_the_time_limit_may_apply_to_each_report(run: Run) -> None:
 def test_after_a_failure_the_others_are_not_awaited(run: Run) -> None:
     started = time.monotonic()
 
-    failed, other = run("raise ValueError('no')", "time.sleep(600)", limit=60)
+    failed, running = run("raise ValueError('no')", "time.sleep(600)", limit=60)
 
     assert time.monotonic() - started < 30
     assert failed.error == "ValueError: no"
-    assert failed.when < other.when
-    assert not _runs(other.reported[0])
+    assert failed.when < running.when
+    assert not _runs(running.reported[0])

@@ -57,10 +57,10 @@ def test_rates_and_times_are_those_of_the_calls(busy: Workers) -> None:
     command_ = command(busy, "--json", "--interval", "0.5")
     with subprocess.Popen(command_, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = json.loads(process.stdout.readline())
+        line = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
         process.stdout.close()
-    (row,) = found["rows"]
+    (row,) = line["rows"]
     assert (row["worker"], row["peer"], row["function"]) == (
         "worker0",
         "worker1",

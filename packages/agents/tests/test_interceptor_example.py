@@ -30,8 +30,8 @@ def call(me: WorkerContext, function: Any, *arguments: Any) -> str:
 
 
 def metrics(me: WorkerContext) -> dict[str, str]:
-    found: dict[str, str] = rpc.api._get_current_rpc_agent().get_metrics()
-    return found
+    values: dict[str, str] = rpc.api._get_current_rpc_agent().get_metrics()
+    return values
 
 
 @pytest.fixture(scope="module")

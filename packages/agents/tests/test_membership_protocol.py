@@ -150,7 +150,7 @@ def check_the_end(state: State, contest: Contest) -> None:
         assert "member" in state.results or "left" in state.results, state
     name, rank = contest[0]
     others = members(state, contest)
-    is_taken = any(name == other[0] or rank == other[1] for other in others)
+    is_taken = any(name == member[0] or rank == member[1] for member in others)
     result = run_alone(
         worker(name, rank, len(contest)),
         state.content,

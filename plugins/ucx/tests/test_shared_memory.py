@@ -130,7 +130,7 @@ def test_more_workers_than_dev_shm_holds_cause_a_warning() -> None:
 
 @pytest.mark.parametrize("kind", ["ipc", "user"])
 def test_other_namespaces_without_shared_memory_are_named(kind: str) -> None:
-    other = replace(this_process(), **{f"{kind}_namespace": "1:2"})
+    isolated = replace(this_process(), **{f"{kind}_namespace": "1:2"})
 
     with pytest.raises(AddressError, match=rf"in another (?i:{kind}) namespace"):
-        shared_memory.check_namespaces(this_process(), other, "worker 'a'", "worker 'b'")
+        shared_memory.check_namespaces(this_process(), isolated, "worker 'a'", "worker 'b'")
