@@ -72,10 +72,10 @@ def audited(policy: Path) -> list[dict[str, str]]:
 
 def traces(folder: Path) -> set[str]:
     """Return the payloads that have run, and forget them."""
-    found = {entry.name for entry in folder.iterdir()}
+    names = {entry.name for entry in folder.iterdir()}
     for entry in folder.iterdir():
         entry.rmdir()
-    return found
+    return names
 
 
 def test_attacks_run_their_payloads_without_a_guard(folder: Path) -> None:
