@@ -8,7 +8,7 @@ from typing import Any
 
 import guard_attacks
 import pytest
-from guard_attacks import ME, call, made, name, text
+from guard_attacks import INTERNAL, ME, call, made, name, text
 from torch.distributed import rpc
 
 from rpc_backends_guard import Policy, Rule
@@ -136,6 +136,46 @@ def test_the_arguments_of_a_call_may_be_a_list(value: Any) -> None:
     udf = rpc.internal.PythonUDF(guard_attacks.listed, [value], {})  # type: ignore[attr-defined]
     call = decisions((f"{ME}:listed",)).call(pickle.dumps(udf, 4), "worker1")
     assert list(call.args) == [value]
+
+
+TENSOR = made(
+    made(
+        name("builtins", "getattr"), name(INTERNAL, "_InternalRPCPickler"), text("_tensor_receiver")
+    ),
+    b"K\x00",
+)
+#: Calls about which nothing is left to decide once their pickles were checked.
+DECIDED = {
+    "no arguments": call(LISTED),
+    "a number": call(LISTED, b"K\x01"),
+    "a keyword": call(LISTED, keywords=b"}" + text("value") + b"Ns"),
+    "a tensor": call(LISTED, TENSOR),
+    "a later protocol": call(LISTED).replace(b"\x80\x04", b"\x80\x05", 1),
+}
+UNDECIDED = {
+    "an earlier protocol": call(LISTED).replace(b"\x80\x04", b"\x80\x02", 1),
+    "no protocol": call(LISTED)[2:],
+    "another function": call(name(ME, "raise_unlisted")),
+    "an object": call(LISTED, made(CONFIG)),
+    "a function as argument": call(LISTED, LISTED),
+    "a class as argument": call(LISTED, CONFIG),
+    "a keyword that is a number": call(LISTED, keywords=b"}K\x01Ns"),
+    "keywords in a list": call(LISTED, keywords=b"]"),
+    "a text for arguments": call(LISTED).replace(b"(t}", text("ab") + b"}"),
+    "a result": b"\x80\x04N.",
+}
+
+
+@pytest.mark.parametrize("data", DECIDED.values(), ids=DECIDED)
+def test_a_call_with_plain_arguments_is_decided_by_its_bytes(data: bytes) -> None:
+    native = decisions().native
+    assert native.is_decided_call("worker1", data)
+    assert not native.is_decided_call("worker2", data)
+
+
+@pytest.mark.parametrize("data", UNDECIDED.values(), ids=UNDECIDED)
+def test_other_calls_are_not_decided_by_their_bytes(data: bytes) -> None:
+    assert not decisions().native.is_decided_call("worker1", data)
 
 
 @pytest.mark.parametrize("value", [guard_attacks.listed, [guard_attacks.listed]])

@@ -28,7 +28,11 @@ def unpickled(tmp_path: Path) -> Callable[[bytes], Any]:
     file = tmp_path / "policy.toml"
     file.write_text(POLICY)
     decisions = Decisions(read(file), "worker0", Audit(None, "worker0"), is_partial=False)
-    make = unpickler(decisions, enforces=True, take_caller=lambda: "worker1")
+
+    def admit(data: bytes) -> tuple[bool, str]:
+        return decisions.native.is_decided_call("worker1", data), "worker1"
+
+    make = unpickler(decisions, enforces=True, admit=admit)
     return lambda data: make(io.BytesIO(data)).load()
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from rpc_backends_guard import Policy, PolicyError, Rule, guarding, learning, read, words
+from rpc_backends_guard.audit import Audit
+from rpc_backends_guard.calls import Decisions
 from rpc_backends_guard.policy import matches
 
 GOOD = """
@@ -129,6 +131,8 @@ def test_a_policy_in_python_is_checked() -> None:
 )
 def test_patterns_of_peers_are_exact_but_for_stars(pattern: str, name: str, is_match: bool) -> None:
     assert matches(pattern, name) is is_match
+    decisions = Decisions(Policy((Rule((pattern,)),)), "worker0", Audit(None, ""), is_partial=False)
+    assert len(decisions.native.rules_for(name)) == 1 + is_match  # the first holds for all
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,8 @@ def test_learning_warns_of_messages_that_every_policy_refuses(tmp_path: Path) ->
     value: list[Any] = []
     value.append(value)
     record = learning.open_record(str(tmp_path), "w")
-    learning.unpickler(record, is_partial=True)(io.BytesIO(pickle.dumps(value, 4))).load()
+    native = learning.native_policy(record, "w")
+    learning.unpickler(record, native, is_partial=True)(io.BytesIO(pickle.dumps(value, 4))).load()
     warned: list[str] = []
     learning.merge(tmp_path, warned.append)
     [line] = warned

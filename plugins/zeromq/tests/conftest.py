@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rpc_backend_zeromq._native import TransportError, make_keys
 from rpc_backends_agents.engine import secret
 from rpc_backends_agents.engine.secret import Secret
 from support.children import started
@@ -49,6 +50,15 @@ def secret_file(tmp_path: Path, text: str) -> Path:
     path.touch(mode=0o600)
     path.write_text(f"{text}\n")
     return path
+
+
+@pytest.fixture
+def provider() -> None:
+    """Skip the test if OpenSSL's FIPS provider is not installed."""
+    try:
+        make_keys(fips=True)
+    except TransportError:
+        pytest.skip("OpenSSL's FIPS provider is not installed here")
 
 
 # --- hosts ---------------------------------------------------------------------------------------

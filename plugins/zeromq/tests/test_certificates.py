@@ -29,6 +29,7 @@ from support import steps
 from support.certificates import files, issue
 from support.certified_groups import (
     SOON,
+    call_error,
     check_another_authority,
     check_corrected_rights,
     check_expired_at_start,
@@ -38,6 +39,7 @@ from support.certified_groups import (
     group,
     identity_of,
     join_as,
+    leave_now,
     make_folder,
     record,
     start_error,
@@ -85,6 +87,34 @@ def test_a_spiffe_id_names_a_worker(tmp_path: Path, folder: Path) -> None:
         workers[0].call(exercise, "worker1")
         assert workers[0].call(identity_of, "worker1") == "spiffe://example.org/ml/worker1"
         workers.run(steps.leave)
+
+
+@pytest.mark.usefixtures("provider")
+@pytest.mark.parametrize("proof", ["secret", "certificates"])
+def test_workers_with_fips_form_a_group(
+    tmp_path: Path, folder: Path, secret_file: Path, proof: str
+) -> None:
+    own = files(folder) if proof == "certificates" else {"secret_file": str(secret_file)}
+    options = {"backend": NAME, "fips": True, "unix_sockets": False, **own}
+    with Workers(2) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", **options)
+        workers.run(exercise_other)
+        proved = workers[0].call(identity_of, "worker1")
+        assert proved == ("worker1" if proof == "certificates" else None)
+        workers.run(steps.leave)
+
+
+@pytest.mark.usefixtures("provider")
+def test_a_member_with_certificates_and_without_fips_is_refused(
+    tmp_path: Path, folder: Path
+) -> None:
+    options = {"backend": NAME, **files(folder), "unix_sockets": False}
+    with Workers(2) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", **options, only={0: {"fips": True}})
+
+        for me, other in ((0, "worker1"), (1, "worker0")):
+            assert "set fips alike for all workers" in workers[me].call(call_error, other)
+        workers.run(leave_now)
 
 
 # --- names -------------------------------------------------------------------------------------------

@@ -516,6 +516,15 @@ def pickled_classes() -> dict[str, type]:
     return {kind.__name__: kind for kind in (rpc.internal.PythonUDF, rpc.internal.RemoteException)}
 
 
+def names_in_calls() -> dict[str, dict[str, Any]]:
+    """Return what the pickle of a call with tensors names apart from its function, by module and name."""
+    own = (rpc.internal.PythonUDF, rpc.internal._InternalRPCPickler)
+    return {
+        PICKLED_FROM: {kind.__name__: kind for kind in own},
+        "builtins": {"getattr": getattr},
+    }
+
+
 def overloads(operator: str) -> list[str]:
     """Return the names of the overloads of an operator; an empty list if torch has no such operator."""
     schemas: Any = torch._C._jit_get_schemas_for_operator(operator)

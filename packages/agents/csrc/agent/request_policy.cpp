@@ -63,6 +63,12 @@ bool take_short_text(std::string_view& pickle, std::string_view& text) {
   return true;
 }
 
+// Whether a pickle has the default protocol of a Python from 3.11 on. Older protocols write and read names in other
+// ways.
+bool has_known_protocol(std::string_view pickle) {
+  return pickle.starts_with("\x80\x04") || pickle.starts_with("\x80\x05");
+}
+
 std::string joined(std::string_view module, char between, std::string_view name) {
   std::string text;
   text.reserve(module.size() + 1 + name.size());
@@ -72,21 +78,20 @@ std::string joined(std::string_view module, char between, std::string_view name)
 // The function that the pickle of a call names, as MODULE:QUALNAME. A class's method, and each function of the module
 // torch, is pickled as a call of getattr().
 std::string called_function(std::string_view pickle) {
-  constexpr std::string_view kStart = "\x80\x04";
   // As Python writes most calls.
   constexpr std::string_view kHead = "\x8c\x1etorch.distributed.rpc.internal\x94\x8c\x09PythonUDF\x94\x93\x94";
   std::string_view rest = without_frame(pickle);
   std::string_view module;
   std::string_view name;
-  if (pickle.starts_with(kStart) && rest.starts_with(kHead)) {
+  if (!has_known_protocol(pickle)) {
+    return {};
+  }
+  if (rest.starts_with(kHead)) {
     rest.remove_prefix(kHead.size());
     if (take_short_text(rest, module) && take_short_text(rest, name) && rest.starts_with('\x93') &&
         (module != "builtins" || name != "getattr")) {
       return joined(module, ':', name);
     }
-  }
-  if (!pickle.starts_with(kStart)) {
-    return {};
   }
   PickleScan scan(pickle);
   std::string function;
@@ -175,20 +180,29 @@ RequestPolicy::RequestPolicy(const std::vector<Rule>& rules, std::string worker,
       limits_(limits),
       log_(log < 0 ? nullptr : std::make_unique<const Fd>(log)) {}
 
+std::vector<size_t> RequestPolicy::rules_for(const std::string& peer) const {
+  std::vector<size_t> numbers;
+  for (size_t i = 0; i < rules_.size(); ++i) {
+    bool applies = false;
+    for (const std::string& pattern : rules_[i].peers) {
+      applies = applies || matches(pattern, peer);
+    }
+    if (applies) {
+      numbers.push_back(i);
+    }
+  }
+  return numbers;
+}
+
 std::shared_ptr<const RequestPolicy::Permitted> RequestPolicy::permitted(const std::string& peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& known = by_peer_[peer];
   if (!known) {
     auto all = std::make_shared<Permitted>();
-    for (const Rule& rule : rules_) {
-      bool applies = false;
-      for (const std::string& pattern : rule.peers) {
-        applies = applies || matches(pattern, peer);
-      }
-      if (!applies) {
-        continue;
-      }
+    for (const size_t number : rules_for(peer)) {
+      const Rule& rule = rules_[number];
       all->functions.insert(rule.functions.begin(), rule.functions.end());
+      all->conditional.insert(rule.conditional.begin(), rule.conditional.end());
       all->operators.insert(rule.operators.begin(), rule.operators.end());
       all->scripts.insert(rule.scripts.begin(), rule.scripts.end());
       all->fetch = all->fetch || rule.fetch;
@@ -235,7 +249,8 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
       if (learns_) {
         return std::nullopt;  // Python notes the module and the qualified name
       }
-      return check("functions", function.empty() ? kUnreadable : cut(function), rules->functions.count(function) != 0);
+      return check("functions", function.empty() ? kUnreadable : cut(function),
+                   rules->functions.count(function) != 0 || rules->conditional.count(function) != 0);
     }
     case kScriptCall:
     case kScriptRemoteCall: {
@@ -285,6 +300,20 @@ std::string RequestPolicy::answer_refusal(const std::string& peer, int32_t type,
   }
   const Asked asked{"message", answer_problem(type, payload, limits_)};
   return asked.name.empty() || !refuse(peer, asked) ? std::string() : "its guard policy: " + asked.name;
+}
+
+std::string RequestPolicy::pickle_problem(std::string_view pickle) const {
+  return check_pickle(pickle, limits_).problem;
+}
+
+bool RequestPolicy::is_decided_call(const std::string& peer, std::string_view pickle) {
+  const PickleReport report = check_pickle(pickle, limits_);
+  return report.form == PickleReport::Form::kCall && has_known_protocol(pickle) &&
+         permitted(peer)->functions.count(report.function) != 0;
+}
+
+bool RequestPolicy::is_decided_result(std::string_view pickle) const {
+  return check_pickle(pickle, limits_).form == PickleReport::Form::kPlain;
 }
 
 bool RequestPolicy::refuse(const std::string& peer, const Asked& asked) {

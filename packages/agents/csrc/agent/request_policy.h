@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -22,13 +23,14 @@ class RequestPolicy {
  public:
   // What some workers may ask for.
   struct Rule {
-    std::vector<std::string> peers;      // names of workers, in which * stands for any characters
-    std::vector<std::string> functions;  // MODULE:QUALNAME
-    std::vector<std::string> operators;  // NAMESPACE::NAME for all overloads, or NAMESPACE::NAME.OVERLOAD
-    std::vector<std::string> scripts;    // qualified names of TorchScript functions
-    bool fetch = false;                  // values of RRefs
-    bool autograd = false;               // calls in a context of distributed autograd, and its backward passes
-    bool profiling = false;              // calls that switch a profiler on
+    std::vector<std::string> peers;        // names of workers, in which * stands for any characters
+    std::vector<std::string> functions;    // MODULE:QUALNAME
+    std::vector<std::string> conditional;  // functions that Python permits by their arguments
+    std::vector<std::string> operators;    // NAMESPACE::NAME for all overloads, or NAMESPACE::NAME.OVERLOAD
+    std::vector<std::string> scripts;      // qualified names of TorchScript functions
+    bool fetch = false;                    // values of RRefs
+    bool autograd = false;                 // calls in a context of distributed autograd, and its backward passes
+    bool profiling = false;                // calls that switch a profiler on
   };
 
   // `refuses`: false to serve also what no rule permits, and only to write it to the log. `log`: a descriptor of a file
@@ -42,13 +44,23 @@ class RequestPolicy {
   // The reason why an answer of `peer` is not read; empty if it is. Python decides what its unpickler reads.
   std::string answer_refusal(const std::string& peer, int32_t type, std::string_view payload);
 
+  // The numbers of the rules for a worker.
+  std::vector<size_t> rules_for(const std::string& peer) const;
+  // What would harm a process that unpickles a pickle of Python, see check_pickle(); empty for nothing.
+  std::string pickle_problem(std::string_view pickle) const;
+  // Whether nothing is left to decide about the pickle of a call of `peer`: it names and calls nothing but one listed
+  // function, in torch's form of a call.
+  bool is_decided_call(const std::string& peer, std::string_view pickle);
+  // The same of the pickle of a result: it consists of plain values and tensors.
+  bool is_decided_result(std::string_view pickle) const;
+
   uint64_t refused() const { return refused_; }
 
  private:
   using Names = std::unordered_set<std::string>;
   // The rules for one worker, together.
   struct Permitted {
-    Names functions, operators, scripts;
+    Names functions, conditional, operators, scripts;
     bool fetch = false, autograd = false, profiling = false;
   };
   // What a request asks for.

@@ -20,8 +20,9 @@ constexpr uint64_t kMostWeight = uint64_t{1} << 50;
 constexpr std::string_view kModule = "torch.distributed.rpc.internal";
 
 enum class Kind : uint8_t {
-  kOther,      // floats, long numbers, tuples, and what a made function returns
+  kOther,      // floats, long numbers, frozen sets, and what a made function returns
   kSimpleKey,  // None, truth values, short numbers, texts and bytes: a sender cannot choose many with one hash
+  kTuple,
   kList,
   kDict,
   kSet,
@@ -43,11 +44,12 @@ enum class Kind : uint8_t {
 struct Value {
   uint32_t depth = 0;
   Kind kind = Kind::kOther;
-  bool has_names = false;    // whether it is or holds a function or a class
-  bool is_recalled = false;  // of an entry of the memo: whether the pickle refers to it
-  uint32_t memo = 0;         // the number of its entry in the memo, from 1; 0 if it has none
-  uint64_t weight = 1;       // the units that a walk through it visits; what it holds twice counts twice
-  std::string_view text;     // of a text; the name of a function or class
+  bool has_names = false;       // whether it is or holds a function or a class
+  bool has_other_keys = false;  // of a dict: whether a key is no text
+  bool is_recalled = false;     // of an entry of the memo: whether the pickle refers to it
+  uint32_t memo = 0;            // the number of its entry in the memo, from 1; 0 if it has none
+  uint64_t weight = 1;          // the units that a walk through it visits; what it holds twice counts twice
+  std::string_view text;        // of a text; the name of a function or class
   std::string_view module;
 };
 
@@ -129,7 +131,7 @@ class Check {
       case 0x96:  // BYTEARRAY8
         return raw(number(8));
       case ')':  // EMPTY_TUPLE
-        return push(1, 0);
+        return push(1, 0, Kind::kTuple);
       case ']':  // EMPTY_LIST
         return push(1, kContainer, Kind::kList);
       case '}':  // EMPTY_DICT
@@ -145,7 +147,7 @@ class Check {
       case 0x91: {  // FROZENSET
         const size_t count = take_mark();
         hash_keys(count, 1);
-        return collect(count);
+        return collect(count, Kind::kOther);
       }
       case 0x85:  // TUPLE1
         return collect(1);
@@ -322,17 +324,16 @@ class Check {
     return taken;
   }
 
-  void collect(size_t count) {
+  void collect(size_t count, Kind kind = Kind::kTuple) {
     if (!has(count)) {
       return;
     }
     const Value* const first = stack_.data() + stack_.size() - count;
-    Kind kind = Kind::kOther;
     std::string_view module;
     std::string_view text;
     if (count == 2 && first->kind == Kind::kPickler && first[1].text == "_tensor_receiver") {
       kind = Kind::kReceiverArguments;
-    } else if (count == 3 && first->kind == Kind::kGlobal && !first[1].has_names && !first[2].has_names) {
+    } else if (count == 3 && first->kind == Kind::kGlobal && are_arguments(first[1]) && are_keywords(first[2])) {
       kind = Kind::kCallArguments;
       module = first->module;
       text = first->text;
@@ -360,6 +361,27 @@ class Check {
     }
   }
 
+  // Whether the keys are texts in pairs of the last values.
+  bool are_texts(size_t count) {
+    if (!has(count)) {
+      return false;
+    }
+    for (size_t i = stack_.size() - count; i < stack_.size(); i += 2) {
+      if (stack_[i].kind != Kind::kSimpleKey || stack_[i].text.data() == nullptr) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  static bool are_arguments(const Value& value) {
+    return (value.kind == Kind::kTuple || value.kind == Kind::kList) && !value.has_names;
+  }
+
+  static bool are_keywords(const Value& value) {
+    return value.kind == Kind::kDict && !value.has_other_keys && !value.has_names;
+  }
+
   // Refuses to change a value that is also in another place: it would have another depth there, and can then hold
   // itself. Python's pickles complete a value before they refer to it, unless it holds itself.
   bool may_change(const Value& value) {
@@ -377,6 +399,7 @@ class Check {
     push(value.depth, 0, value.kind, value.weight);
     stack_.back().memo = value.memo;
     stack_.back().has_names = value.has_names || added.has_names;
+    stack_.back().has_other_keys = value.has_other_keys;
     if (value.memo != 0) {
       memo_[value.memo - 1] = stack_.back();
     }
@@ -387,9 +410,10 @@ class Check {
     if (kind != Kind::kList) {
       hash_keys(count, kind == Kind::kDict ? 2 : 1);
     }
+    const bool has_other_keys = kind == Kind::kDict && !are_texts(count);
     const Taken taken = pop(count);
     memory(count * kPlace * (kind == Kind::kList ? 1 : 8));  // an entry of a dict or a set takes about that
-    const Value container = top();
+    Value container = top();
     if (!may_change(container)) {
       return;
     }
@@ -397,6 +421,7 @@ class Check {
       problem_ = "it puts values into one that is neither a container for them nor made of a class";
       return;
     }
+    container.has_other_keys = container.has_other_keys || has_other_keys;
     replace_top(container, taken);
   }
 
@@ -485,11 +510,10 @@ class Check {
 
   void memoize() {
     memory(sizeof(Value) + kPlace);
-    const Value value = top();
-    if (!problem_.empty()) {
+    if (!has(1)) {
       return;
     }
-    if (value.memo != 0) {
+    if (stack_.back().memo != 0) {
       problem_ = "it keeps a value twice";
       return;
     }

@@ -17,7 +17,7 @@ struct PickleLimits {
 struct PickleReport {
   enum class Form {
     kPlain,  // values and tensors: it names nothing else, and calls nothing
-    kCall,   // torch's call of one function with such arguments, and nothing else
+    kCall,   // torch's call of one function with such arguments, in torch's form, and nothing else
     kOther,
   };
 

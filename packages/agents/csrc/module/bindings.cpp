@@ -115,22 +115,39 @@ void bind_policy(py::module_& module) {
   using Rule = RequestPolicy::Rule;
   py::class_<Rule>(module, "RequestRule", py::module_local())
       .def(py::init([](std::vector<std::string> peers, std::vector<std::string> functions,
-                       std::vector<std::string> operators, std::vector<std::string> scripts, bool fetch, bool autograd,
-                       bool profiling) {
-             return Rule{
-                 std::move(peers), std::move(functions), std::move(operators), std::move(scripts), fetch, autograd,
-                 profiling};
+                       std::vector<std::string> conditional, std::vector<std::string> operators,
+                       std::vector<std::string> scripts, bool fetch, bool autograd, bool profiling) {
+             return Rule{std::move(peers),
+                         std::move(functions),
+                         std::move(conditional),
+                         std::move(operators),
+                         std::move(scripts),
+                         fetch,
+                         autograd,
+                         profiling};
            }),
-           py::kw_only(), py::arg("peers"), py::arg("functions"), py::arg("operators"), py::arg("scripts"),
-           py::arg("fetch"), py::arg("autograd"), py::arg("profiling"));
+           py::kw_only(), py::arg("peers"), py::arg("functions"), py::arg("conditional"), py::arg("operators"),
+           py::arg("scripts"), py::arg("fetch"), py::arg("autograd"), py::arg("profiling"));
   py::class_<RequestPolicy, std::shared_ptr<RequestPolicy>>(module, "RequestPolicy", py::module_local())
       .def(py::init([](const std::vector<Rule>& rules, std::string worker, bool refuses, bool learns, int log,
-                       size_t depth, uint64_t bytes) {
+                       size_t depth, uint64_t bytes, uint64_t keys) {
              return std::make_shared<RequestPolicy>(rules, std::move(worker), refuses, learns, log,
-                                                    PickleLimits{depth, bytes});
+                                                    PickleLimits{depth, bytes, keys});
            }),
            py::arg("rules"), py::kw_only(), py::arg("worker"), py::arg("refuses"), py::arg("learns"), py::arg("log"),
-           py::arg("depth") = PickleLimits().depth, py::arg("bytes") = PickleLimits().bytes)
+           py::arg("depth") = PickleLimits().depth, py::arg("bytes") = PickleLimits().bytes,
+           py::arg("keys") = PickleLimits().keys)
+      .def("rules_for", &RequestPolicy::rules_for, py::arg("peer"))
+      .def("pickle_problem", &RequestPolicy::pickle_problem, py::arg("pickle"))
+      .def("is_decided_call", &RequestPolicy::is_decided_call, py::arg("peer"), py::arg("pickle"))
+      // Whether nothing is left to decide about a message that this thread unpickles, and the caller if it is a call.
+      .def("admit",
+           [](RequestPolicy& self, std::string_view pickle) {
+             const auto caller = ServedRequest::take();
+             const bool is_decided =
+                 caller ? !caller->empty() && self.is_decided_call(*caller, pickle) : self.is_decided_result(pickle);
+             return std::pair(is_decided, caller);
+           })
       .def_property_readonly("refused", &RequestPolicy::refused);
   module.def("take_caller", &ServedRequest::take);
   module.def("keep_audit_entries", [] { AuditEntries::of_process().keep(); });
@@ -143,17 +160,6 @@ void bind_policy(py::module_& module) {
     }
     return entries;
   });
-  py::class_<PickleLimits>(module, "PickleLimits", py::module_local())
-      .def(py::init<size_t, uint64_t, uint64_t>(), py::kw_only(), py::arg("depth"), py::arg("bytes"), py::arg("keys"))
-      // The name of the function that a pickle calls: empty for plain values, None for everything else.
-      .def("called",
-           [](const PickleLimits& self, std::string_view pickle) {
-             const PickleReport report = check_pickle(pickle, self);
-             return report.form == PickleReport::Form::kOther ? py::object(py::none()) : for_python(report.function);
-           })
-      // What is wrong with a pickle; empty for nothing.
-      .def("problem",
-           [](const PickleLimits& self, std::string_view pickle) { return check_pickle(pickle, self).problem; });
 }
 
 PYBIND11_MODULE(_C, module) {

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rpc_backends_agents._C import (
         Call,
-        PickleLimits,
         Recorder,
         RequestPolicy,
         RequestRule,
@@ -32,7 +31,6 @@ __all__ = [
     "Call",
     "CallInterceptor",
     "Inbox",
-    "PickleLimits",
     "Recorder",
     "RequestPolicy",
     "RequestRule",
@@ -68,7 +66,6 @@ _MODULES = {
     "Telemetry": "_C",
     "Transport": "transport",
     "TransportAgent": "_C",
-    "PickleLimits": "_C",
     "take_audit_entries": "_C",
     "keep_audit_entries": "_C",
     "add_audit_entry": "_C",

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from rpc_backends_agents import PickleLimits
+from rpc_backends_agents import RequestPolicy, RequestRule
 from rpc_backends_core.spi import torch_internals
 from rpc_backends_guard import gathers, names
 from rpc_backends_guard.audit import Audit
-from rpc_backends_guard.policy import Policy
+from rpc_backends_guard.policy import EVERY, Policy, Rule
 from rpc_backends_guard.presence import Presence
 from rpc_backends_guard.unpickling import (
     GuardError,
@@ -37,26 +37,27 @@ def _answering() -> str | None:
     return (answering and answering()) or None
 
 
-def is_call(value: Any, function: Any) -> bool:
-    """Return whether a value is a call of a function, in the form of torch's calls."""
-    called, arguments, keywords = value
-    return (
-        called is function
-        and type(arguments) in _SEQUENCES
-        and type(keywords) is dict
-        and (not keywords or all(type(keyword) is str for keyword in keywords))
+def _native_rule(rule: Rule) -> RequestRule:
+    conditional = [names.GATHERS, names.BROADCASTS]
+    if rule.methods:
+        conditional += [*names.INVOKES, names.TYPE_OF, names.FORWARDS]
+    return RequestRule(
+        peers=list(rule.peers),
+        functions=list(rule.functions),
+        conditional=conditional,
+        operators=list(rule.operators),
+        scripts=list(rule.scripts),
+        fetch="fetch" in rule.requests,
+        autograd="autograd" in rule.requests,
+        profiling="profiling" in rule.requests,
     )
 
 
 class Permissions:
-    """The rules for one worker, together.
+    """The rules for one worker, together."""
 
-    :param peer: None for a worker whose name the backend does not tell.
-    """
-
-    def __init__(self, policy: Policy, peer: str | None) -> None:
-        rules = policy.rules_for(peer)
-        self.functions = {name: resolve(name) for rule in rules for name in rule.functions}
+    def __init__(self, rules: list[Rule]) -> None:
+        self.functions = frozenset(name for rule in rules for name in rule.functions)
         self.methods = frozenset(name for rule in rules for name in rule.methods)
         self.references = {name: resolve(name) for rule in rules for name in rule.references}
 
@@ -86,11 +87,18 @@ class Decisions:
         self, policy: Policy, worker: str, audit: Audit, *, is_partial: bool, threads: int = 16
     ) -> None:
         self._policy = policy
-        self._limits = PickleLimits(
-            depth=policy.max_depth, bytes=policy.max_bytes, keys=policy.max_keys
+        self._rules = (Rule((EVERY,)), *policy.rules)  # with what torch itself calls
+        #: The part of the policy that is decided in C++.
+        self.native = RequestPolicy(
+            [_native_rule(rule) for rule in self._rules],
+            worker=worker,
+            refuses=policy.enforces,
+            learns=False,
+            log=audit.duplicate(),
+            depth=policy.max_depth,
+            bytes=policy.max_bytes,
+            keys=policy.max_keys,
         )
-        #: Returns the name of the function that a pickle calls: empty for plain values, None for others.
-        self.called = self._limits.called
         self._worker = worker
         self._audit = audit
         self._is_partial = is_partial
@@ -98,6 +106,8 @@ class Decisions:
         self._of_calls = Names(policy.types, with_call=True)
         self._of_results = Names(policy.types, with_call=is_partial)
         self._permissions: dict[str | None, Permissions] = {}
+        #: What the policy lists in `functions`, by name.
+        self.functions = {name: resolve(name) for rule in policy.rules for name in rule.functions}
         # A result may be a class whose methods are called through an RRef, or an exception's class.
         classes = {name.rpartition(".")[0] for rule in policy.rules for name in rule.methods}
         listed = classes | {name for rule in policy.rules for name in rule.references}
@@ -132,11 +142,7 @@ class Decisions:
             raise self._refused(error, peer, text) from None
 
     def _unpickle(self, data: bytes, known: Names) -> Unpickled:
-        return unpickle(data, known, self._limits.problem(data))
-
-    def functions_of(self, peer: str) -> dict[str, Any]:
-        """Return the functions that a worker may call, by their names."""
-        return (self._permissions.get(peer) or self._of(peer)).functions
+        return unpickle(data, known, self.native.pickle_problem(data))
 
     def _decide_result(self, unpickled: Unpickled, data: bytes) -> Any:
         value = unpickled.value
@@ -152,7 +158,11 @@ class Decisions:
         return value
 
     def _of(self, peer: str | None) -> Permissions:
-        known = self._permissions[peer] = Permissions(self._policy, peer)
+        if peer is None:  # the backend does not tell
+            rules = [rule for rule in self._rules if EVERY in rule.peers]
+        else:
+            rules = [self._rules[number] for number in self.native.rules_for(peer)]
+        known = self._permissions[peer] = Permissions(rules)
         return known
 
     def _refused(self, error: GuardError, peer: str | None, text: str) -> GuardError:
@@ -194,9 +204,8 @@ class Decisions:
         keywords: dict[str, Any],
         peer: str | None,
     ) -> Any:
-        real = rules.functions.get(name)
-        if real is not None:
-            return real
+        if name in rules.functions:
+            return self.functions[name]
         if name == names.FORWARDS:
             return Forward(Methods(rules.methods, peer, self), resolve(name))
         if name == names.TYPE_OF and rules.methods:
@@ -232,7 +241,7 @@ class Decisions:
             or type(named) is not dict
         ):
             raise GuardError("it calls a method of an RRef in another form than torch's")
-        if not any(name.endswith(f".{method}") for name in rules.methods):
+        if not rules.methods:
             raise GuardError(
                 f"its guard policy lists no method {method!r} in `methods`", "methods", method
             )

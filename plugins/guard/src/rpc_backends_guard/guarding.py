@@ -7,18 +7,12 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from rpc_backends_agents import (
-    RequestPolicy,
-    RequestRule,
-    TransportAgent,
-    describe_guard,
-    take_caller,
-)
+from rpc_backends_agents import TransportAgent, describe_guard
 from rpc_backends_core.spi import RefusedError, torch_internals
 from rpc_backends_guard import learning, names
 from rpc_backends_guard.audit import Audit
-from rpc_backends_guard.calls import Decisions, is_call
-from rpc_backends_guard.policy import EVERY, Policy, PolicyError, Rule, place
+from rpc_backends_guard.calls import Decisions
+from rpc_backends_guard.policy import Policy, PolicyError, place
 from rpc_backends_guard.unpickling import GuardError, resolve
 
 logger = logging.getLogger("rpc_backends.guard")
@@ -62,17 +56,7 @@ def start(agent: Any, backend: str, policy: Policy) -> Any:
             backend,
         )
     else:
-        inner.set_policy(
-            RequestPolicy(
-                [_native_rule(rule) for rule in (Rule((EVERY,)), *policy.rules)],
-                worker=worker,
-                refuses=policy.enforces,
-                learns=False,
-                log=audit.duplicate(),
-                depth=policy.max_depth,
-                bytes=policy.max_bytes,
-            )
-        )
+        inner.set_policy(decisions.native)
     describe_guard(f"{'enforces' if policy.enforces else 'warns'} sha256 {policy.digest}")
     torch_internals.set_unpickler(unpickler(decisions, enforces=policy.enforces))
     logger.info(
@@ -94,11 +78,10 @@ def learn(agent: Any, folder: str) -> Any:
     worker = agent.get_worker_info().name
     audit = learning.open_record(folder, worker)
     inner = _native(agent)
+    native = learning.native_policy(audit, worker)
     if inner is not None:
-        inner.set_policy(
-            RequestPolicy([], worker=worker, refuses=False, learns=True, log=audit.duplicate())
-        )
-    torch_internals.set_unpickler(learning.unpickler(audit, is_partial=inner is None))
+        inner.set_policy(native)
+    torch_internals.set_unpickler(learning.unpickler(audit, native, is_partial=inner is None))
     return agent
 
 
@@ -156,59 +139,66 @@ def _native(agent: Any) -> Any:
     return agent if isinstance(agent, TransportAgent) else None
 
 
-def _native_rule(rule: Rule) -> RequestRule:
-    functions = [*rule.functions, names.GATHERS, names.BROADCASTS]
-    if rule.methods:
-        functions += [*names.INVOKES, names.TYPE_OF, names.FORWARDS]
-    return RequestRule(
-        peers=list(rule.peers),
-        functions=functions,
-        operators=list(rule.operators),
-        scripts=list(rule.scripts),
-        fetch="fetch" in rule.requests,
-        autograd="autograd" in rule.requests,
-        profiling="profiling" in rule.requests,
-    )
-
-
 def unpickler(
     decisions: Decisions,
     *,
     enforces: bool,
-    take_caller: Callable[[], str | None] = take_caller,
+    admit: Callable[[bytes], tuple[bool, str | None]] | None = None,
 ) -> Callable[[Any], Any]:
     """Return what torch makes an unpickler with: it is called with the file of a message.
 
     Most messages are plain values or calls with such. Each function of Python that they pass is felt.
 
-    :param take_caller: returns who has sent this message if it is a call, "" for this worker, and None
-        for a result, and for any message of a backend that does not tell who calls.
+    :param admit: returns whether nothing is left to decide about a message, and who has sent it if it is
+        a call: "" for this worker, and None for a result, and for any message of a backend that does not
+        tell who calls. None for what the agent says.
     """
-    called, functions_of, loads = decisions.called, decisions.functions_of, pickle.loads
+    admit = admit or decisions.native.admit
+    loads, load = pickle.loads, pickle.Unpickler.load
+    calls: dict[tuple[str, ...], Any] = {
+        (module, name): value
+        for module, kinds in torch_internals.names_in_calls().items()
+        for name, value in kinds.items()
+    }
+    calls |= {tuple(name.split(":")): value for name, value in decisions.functions.items()}
 
-    class Plain:
-        """Unpickles a result that names nothing, or a call that names nothing but a listed function.
+    class DecidedCall(pickle.Unpickler):
+        """Unpickles a call that names only a listed function, and calls only torch's classes."""
 
-        Neither calls anything but torch's classes.
-        """
-
-        __slots__ = ("caller", "data", "function")
-        caller: str | None
+        __slots__ = ("caller", "data")
+        caller: str
         data: bytes
-        function: Any
+
+        def find_class(self, module: str, name: str) -> Any:
+            return calls[module, name]
 
         def load(self) -> Any:
-            """Return the message.
+            """Return the call.
 
-            :raises GuardError: the policy does not permit it.
+            :raises GuardError: it cannot be unpickled.
             """
             try:
-                value = loads(self.data)
-                if self.caller is None or is_call(value, self.function):
-                    return value
+                return load(self)
             except Exception as error:
-                logger.debug("a message is decided again: %r", error)
+                logger.debug("a call is decided again: %r", error)
             return Guarded(self.data, self.caller).load()
+
+    class DecidedResult:
+        """Unpickles a result that names nothing but torch's functions that make tensors."""
+
+        __slots__ = ("data",)
+        data: bytes
+
+        def load(self) -> Any:
+            """Return the result.
+
+            :raises GuardError: it cannot be unpickled.
+            """
+            try:
+                return loads(self.data)
+            except Exception as error:
+                logger.debug("a result is decided again: %r", error)
+            return Guarded(self.data, None).load()
 
     class Guarded:
         """Unpickles any message."""
@@ -234,21 +224,18 @@ def unpickler(
             return loads(self._data)
 
     def guarded(file: Any) -> Any:
-        caller = take_caller()
-        if caller == "":  # what this worker sends to itself
-            return pickle.Unpickler(file)
         data = file.getvalue()
-        name = called(data)
-        plain = Plain()
+        is_decided, caller = admit(data)
+        if not is_decided:
+            # What this worker sends to itself is not decided.
+            return pickle.Unpickler(file) if caller == "" else Guarded(data, caller)
         if caller is None:
-            if name != "":
-                return Guarded(data, None)
-        else:
-            plain.function = functions_of(caller).get(name) if name else None
-            if plain.function is None:
-                return Guarded(data, caller)
-        plain.data = data
-        plain.caller = caller
-        return plain
+            result = DecidedResult()
+            result.data = data
+            return result
+        call = DecidedCall(file)
+        call.data = data
+        call.caller = caller
+        return call
 
     return guarded

@@ -9,9 +9,12 @@ import pickle
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rpc_backends_guard.policy import ENTRIES, EVERY, Policy, PolicyError, Rule
+
+if TYPE_CHECKING:
+    from rpc_backends_agents import RequestPolicy
 
 #: The lists of a rule that a record has entries for, and `types`.
 KINDS = ("functions", "methods", "references", "operators", "scripts", "requests")
@@ -29,12 +32,17 @@ def open_record(folder: str, worker: str) -> Any:
     return Audit(Path(folder) / f"{worker}-{os.getpid()}{_SUFFIX}", worker)
 
 
-def unpickler(record: Any, *, is_partial: bool) -> Callable[[Any], Any]:
-    """Return what unpickles as pickle does, and records what the pickles name."""
-    from rpc_backends_agents import PickleLimits, take_caller
+def native_policy(record: Any, worker: str) -> RequestPolicy:
+    """Return the part of learning that is done in C++: it permits all, and writes what it sees."""
+    from rpc_backends_agents import RequestPolicy
 
-    usual = Policy(())
-    limits = PickleLimits(depth=usual.max_depth, bytes=usual.max_bytes, keys=usual.max_keys)
+    return RequestPolicy([], worker=worker, refuses=False, learns=True, log=record.duplicate())
+
+
+def unpickler(record: Any, native: RequestPolicy, *, is_partial: bool) -> Callable[[Any], Any]:
+    """Return what unpickles as pickle does, and records what the pickles name."""
+    from rpc_backends_agents import take_caller
+
     noted: set[tuple[Any, ...]] = set()
 
     def note(peer: str | None, kind: str, name: str) -> None:
@@ -51,7 +59,7 @@ def unpickler(record: Any, *, is_partial: bool) -> Callable[[Any], Any]:
         def load(self) -> Any:
             """Return the message."""
             caller = take_caller()
-            problem = limits.problem(self._file.getvalue())
+            problem = native.pickle_problem(self._file.getvalue())
             unpickling = _Naming(self._file)
             value = unpickling.load()
             if caller == "":  # what this worker sends to itself
