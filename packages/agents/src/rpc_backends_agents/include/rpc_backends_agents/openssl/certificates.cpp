@@ -25,7 +25,7 @@ std::string key_text(const Crypto& crypto, const std::string& identity) {
 
 namespace {
 
-// As connections have: OpenSSL's security level in tls.cpp.
+// As connections have: OpenSSL's security level in tls_context.cpp.
 constexpr int kSecurityLevel = 2;
 // Characters of the longest identity.
 constexpr size_t kLongestIdentity = 1024;
