@@ -45,7 +45,8 @@ ENTRY_POINT = """
     import time
     import torch
     from importlib.metadata import entry_points
-    (ours,) = [one for one in entry_points(group="torch.backends") if one.name == "rpc_backends"]
+    entries = entry_points(group="torch.backends")
+    (ours,) = [entry for entry in entries if entry.name == "rpc_backends"]
     started = time.perf_counter()
     ours.load()()
     print((time.perf_counter() - started) * 1e3)

@@ -317,7 +317,10 @@ def fingerprint(files: Sequence[str], command: Iterable[str], root: Path = ROOT)
     environment = [
         *command,
         *(platform.python_version(), platform.platform(), str(os.geteuid())),
-        *sorted(f"{found.name} {found.version}" for found in metadata.distributions()),
+        *sorted(
+            f"{distribution.name} {distribution.version}"
+            for distribution in metadata.distributions()
+        ),
         *sorted(
             f"{k}={v}" for k, v in os.environ.items() if k.startswith(("RPC_BACKENDS_", "TORCH"))
         ),

@@ -57,7 +57,7 @@ class Result:
     program: str
     strategy: str
     seed: int
-    found: bool = False
+    is_found: bool = False
     runs: int = 0
     seconds: float = 0.0
     faults: int | None = None
@@ -107,11 +107,11 @@ def search(planted: Any, strategy: Strategy, seed: int, args: argparse.Namespace
             print(f"{planted.name}: {error}", file=sys.stderr)
         findings = search.findings
         result = Result(planted.name, strategy, seed, False, findings.explored, findings.seconds)
-        failures = [one for one in filter(shows, findings.failures) if one.shrunk.again]
+        failures = [failure for failure in filter(shows, findings.failures) if failure.shrunk.again]
         result.other_failures = len(findings.failures) - len(failures)
         if failures:
             first = failures[0]
-            result.found, result.runs, result.seconds = True, first.after, first.seconds
+            result.is_found, result.runs, result.seconds = True, first.after, first.seconds
             result.rules = first.shrunk.schedule.rule_file()
             if shrinks and first.shrunk.complete:
                 result.faults = len(first.shrunk.schedule.faults)
@@ -135,7 +135,7 @@ def markdown(results: list[Result]) -> str:
     for strategy in strategies:
         rows = [r for r in results if r.strategy == strategy]
         total = sum(row.runs for row in rows)
-        lines += ["", f"{strategy}: {sum(r.found for r in rows)} of {len(rows)}, {total} runs"]
+        lines += ["", f"{strategy}: {sum(r.is_found for r in rows)} of {len(rows)}, {total} runs"]
     return "\n".join(lines) + "\n"
 
 
@@ -144,7 +144,7 @@ def _cells(rows: list[Result]) -> list[str]:
         return ["", "", "", "", ""]
     shrunk = next((row for row in rows if row.faults is not None), None)
     return [
-        f"{sum(row.found for row in rows)} of {len(rows)}",
+        f"{sum(row.is_found for row in rows)} of {len(rows)}",
         _spread([row.runs for row in rows]),
         _spread([round(row.seconds) for row in rows]),
         str(shrunk.faults) if shrunk else "",
@@ -174,7 +174,9 @@ def main() -> None:
     args = parser.parse_args()
     begin = time.monotonic()
     results: list[Result] = []
-    programs = [one for one in _programs() if not args.program or one.name in args.program]
+    programs = [
+        program for program in _programs() if not args.program or program.name in args.program
+    ]
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         for planted in programs:
             for strategy in args.strategy or get_args(Strategy):
@@ -184,14 +186,14 @@ def main() -> None:
                 results.append(result)
                 print(
                     f"{planted.name}, {strategy}, seed {seed}: "
-                    f"{'found' if result.found else 'NOT FOUND'} after {result.runs} runs, "
+                    f"{'found' if result.is_found else 'NOT FOUND'} after {result.runs} runs, "
                     f"{result.seconds:.0f} s; {result.faults} faults; "
                     f"{result.failed} of {result.of}; {time.monotonic() - begin:.0f} s",
                     file=sys.stderr,
                     flush=True,
                 )
                 if args.json:
-                    data = [asdict(one) for one in results]
+                    data = [asdict(result) for result in results]
                     args.json.write_text(json.dumps(data, indent=1) + "\n")
                 if args.markdown:
                     args.markdown.write_text(markdown(results))

@@ -82,7 +82,7 @@ def call_first(me: WorkerContext) -> None:
 def call_all(me: WorkerContext) -> None:
     """Call all other workers at once."""
     futures = [
-        rpc.rpc_async(f"worker{other}", nothing) for other in range(me.size) if other != me.index
+        rpc.rpc_async(f"worker{rank}", nothing) for rank in range(me.size) if rank != me.index
     ]
     for future in futures:
         future.wait()

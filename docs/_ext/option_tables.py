@@ -71,8 +71,8 @@ def _replaced(
 ) -> str:
     begin, end = f"<!-- options of {engine.BACKEND}: generated -->", "<!-- end of options -->"
     before, _, rest = text.partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
+    _, end_mark, after = rest.partition(end)
+    if not end_mark:
         raise SystemExit(f"error: a page lacks the markers {begin!r} and {end!r}.")
     return f"{before}{begin}\n\n{table(engine)}\n\n{end}{after}"
 

@@ -20,8 +20,8 @@ def gradient(weights: torch.Tensor, seed: int) -> tuple[torch.Tensor, float]:
     batch = torch.randn(64, 2, generator=torch.Generator().manual_seed(seed))
     weights = weights.clone().requires_grad_()
     loss = (batch @ (weights - SOLUTION)).square().mean()
-    (found,) = torch.autograd.grad(loss, weights)
-    return found, loss.item()
+    (gradient_of_weights,) = torch.autograd.grad(loss, weights)
+    return gradient_of_weights, loss.item()
 
 
 def train(trainers: list[str]) -> None:

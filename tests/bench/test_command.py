@@ -42,7 +42,7 @@ def test_a_run_writes_results_page_plots_and_comparison(command: Any, tmp_path: 
     assert written["reference"] == "TENSORPIPE@torch"
     (row,) = written["rows"]
     assert row["results"].keys() == {"TENSORPIPE", "TENSORPIPE@torch", "limit: socket"}
-    assert [len(one["points"]) for one in row["results"].values()] == [6, 6, 6]
+    assert [len(figures["points"]) for figures in row["results"].values()] == [6, 6, 6]
     assert (out / "index.html").exists()
     assert (out / "latency.png").exists()
 
@@ -56,7 +56,9 @@ def test_a_run_writes_results_page_plots_and_comparison(command: Any, tmp_path: 
     assert [line for line in old.stderr.splitlines() if "[c10d] The hostname of" not in line] == []
     assert old.json["comparison"]["compared"] == 0  # the two runs have no row in common
     measured = {row["id"]: set(row["results"]) for row in old.json["rows"]}
-    assert measured == {one: {"TENSORPIPE", "TENSORPIPE@torch"} for one in plan.choose(["group"])}
+    assert measured == {
+        row_name: {"TENSORPIPE", "TENSORPIPE@torch"} for row_name in plan.choose(["group"])
+    }
 
 
 def test_a_backend_that_cannot_start_is_reported(command: Any) -> None:

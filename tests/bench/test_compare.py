@@ -16,37 +16,39 @@ def test_a_run_compared_with_itself_has_no_change() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_noise_and_drift_are_no_change(seed: int) -> None:
-    found = compare(made_up(seed=seed), made_up(seed=seed + 10))
+    comparison = compare(made_up(seed=seed), made_up(seed=seed + 10))
 
-    assert found.beyond_noise() == []
-    assert len(found.changes) > 30
+    assert comparison.beyond_noise() == []
+    assert len(comparison.changes) > 30
 
 
 def test_a_change_is_found_and_classified() -> None:
     after = made_up({"latency.noop": 1.3, "latency.builtin": 0.7}, seed=1)
 
-    found = compare(made_up(seed=2), after).beyond_noise()
+    changes = compare(made_up(seed=2), after).beyond_noise()
 
-    assert {(one.row, one.label, one.verdict) for one in found} == {
+    assert {(change.row, change.label, change.verdict) for change in changes} == {
         ("latency.noop", OURS, "worse"),
         ("latency.builtin", OURS, "better"),
     }
-    assert found[0].factor == pytest.approx(0.7, rel=0.1)  # the larger change is first
+    assert changes[0].factor == pytest.approx(0.7, rel=0.1)  # the larger change is first
 
 
 def test_more_calls_per_second_are_better() -> None:
-    found = compare(made_up(seed=2), made_up({"throughput.inflight": 1.5}, seed=1)).beyond_noise()
+    changes = compare(made_up(seed=2), made_up({"throughput.inflight": 1.5}, seed=1)).beyond_noise()
 
-    assert {(one.row, one.verdict) for one in found} == {("throughput.inflight", "better")}
-    assert [one.x for one in found].count(4) == 1
+    assert {(change.row, change.verdict) for change in changes} == {
+        ("throughput.inflight", "better")
+    }
+    assert [change.x for change in changes].count(4) == 1
 
 
 def test_a_change_below_the_noise_is_ignored() -> None:
     quiet = {"noise": 0.0005}
 
-    found = compare(made_up(seed=2, **quiet), made_up({"latency.noop": 1.03}, seed=1, **quiet))
+    comparison = compare(made_up(seed=2, **quiet), made_up({"latency.noop": 1.03}, seed=1, **quiet))
 
-    assert found.beyond_noise() == []
+    assert comparison.beyond_noise() == []
 
 
 def test_few_rounds_find_only_large_changes() -> None:
@@ -54,15 +56,15 @@ def test_few_rounds_find_only_large_changes() -> None:
     before = made_up(seed=2, **few)
 
     assert compare(before, made_up({"group.start": 1.15}, seed=1, **few)).beyond_noise() == []
-    found = compare(before, made_up({"group.start": 1.6}, seed=1, **few)).beyond_noise()
-    assert {one.row for one in found} == {"group.start"}
+    changes = compare(before, made_up({"group.start": 1.6}, seed=1, **few)).beyond_noise()
+    assert {change.row for change in changes} == {"group.start"}
 
 
 def test_runs_with_different_references_compare_figures() -> None:
-    found = compare(made_up(reference="ZEROMQ"), made_up({"latency.noop": 3}, noise=0.001))
+    comparison = compare(made_up(reference="ZEROMQ"), made_up({"latency.noop": 3}, noise=0.001))
 
-    assert all(change.absolute for change in found.changes)
-    assert "figures are compared and not ratios" in found.notes[0]
+    assert all(change.absolute for change in comparison.changes)
+    assert "figures are compared and not ratios" in comparison.notes[0]
 
 
 def test_other_differences_between_runs_are_noted() -> None:
@@ -80,8 +82,8 @@ def test_other_differences_between_runs_are_noted() -> None:
 def test_a_change_from_or_to_zero_has_no_factor(before: float, after: float) -> None:
     old, new = (made_up({"cpu.idle": factor}, seed=1) for factor in (before, after))
 
-    found = compare(old, new)
+    comparison = compare(old, new)
 
-    assert found.beyond_noise() == []
-    (idle,) = [change for change in found.changes if change.row == "cpu.idle"]
+    assert comparison.beyond_noise() == []
+    (idle,) = [change for change in comparison.changes if change.row == "cpu.idle"]
     assert idle.factor == 1.0

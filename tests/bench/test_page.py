@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_results_page_and_all_plots_are_written(folder: Path) -> None:
-    assert {one.name for one in folder.iterdir()} == {
+    assert {file.name for file in folder.iterdir()} == {
         *("results.json", "index.html"),
         *(f"{name}.png" for name in PLOTS),
     }

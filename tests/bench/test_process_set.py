@@ -42,18 +42,18 @@ def test_each_round_runs_all_in_random_order() -> None:
     chance = random.Random(0)
     rounds = [tuple(shuffled(["a", "b", "c"], chance)) for _ in range(600)]
 
-    assert {frozenset(one) for one in rounds} == {frozenset("abc")}
+    assert {frozenset(order) for order in rounds} == {frozenset("abc")}
     assert len(set(rounds)) == 6
     assert min(Counter(rounds).values()) > 60
 
 
 def test_the_same_seed_gives_the_same_order() -> None:
-    one, other = (
+    first, second = (
         [shuffled(["a", "b", "c"], chance) for _ in range(9)]
         for chance in (random.Random(7), random.Random(7))
     )
 
-    assert one == other
+    assert first == second
 
 
 def test_all_participants_but_one_are_suspended() -> None:
@@ -110,9 +110,9 @@ def test_rows_are_chosen_by_id_prefix_or_pattern() -> None:
 
 def test_smaller_plans_are_expected_to_be_shorter() -> None:
     whole, quick = measure.expected(plan.FULL, 2), measure.expected(plan.QUICK, 2)
-    one = measure.expected(replace(plan.QUICK, only=("latency.noop",)), 2)
+    one_row = measure.expected(replace(plan.QUICK, only=("latency.noop",)), 2)
 
-    assert 0 < one < quick < whole
+    assert 0 < one_row < quick < whole
     assert measure.expected(plan.QUICK, 3) > quick
 
 

@@ -44,9 +44,9 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_bar_is_judged_by_the_whole_interval(bar: Bar, verdicts: list[str]) -> None:
     intervals = [(0.5, 0.6), (0.98, 1.02), (1.0, 1.3), (1.4, 1.6)]
 
-    found = [bar.judge(Ratio(low, (low + high) / 2, high, 8)) for low, high in intervals]
+    judged = [bar.judge(Ratio(low, (low + high) / 2, high, 8)) for low, high in intervals]
 
-    assert found == verdicts
+    assert judged == verdicts
 
 
 def test_few_rounds_leave_a_bar_open() -> None:
@@ -97,9 +97,9 @@ def test_the_chart_has_ratios_of_medians_between_hosts() -> None:
         for side, value in seconds.items()
     }
 
-    found = draw_summary.between_hosts(rounds)
+    ratios = draw_summary.between_hosts(rounds)
 
-    assert list(found.values()) == [{"ZEROMQ": 0.5, "UCX": 0.25}] * len(rows)
+    assert list(ratios.values()) == [{"ZEROMQ": 0.5, "UCX": 0.25}] * len(rows)
 
 
 @pytest.mark.thorough
@@ -109,10 +109,13 @@ def test_bars_compares_with_stock_torch_and_a_control(tmp_path: Path) -> None:
 
     run("bars.py", "--quick", "FAULTY_TENSORPIPE", "--json", str(file))
 
-    found = json.loads(file.read_text())["comparisons"]
-    assert {one["section"].partition(" ")[0] for one in found} == {"FAULTY_TENSORPIPE", "control"}
-    assert len(found) == 2 * 4
-    assert all(one["ratio"] > 0 for one in found)
+    comparisons = json.loads(file.read_text())["comparisons"]
+    assert {comparison["section"].partition(" ")[0] for comparison in comparisons} == {
+        "FAULTY_TENSORPIPE",
+        "control",
+    }
+    assert len(comparisons) == 2 * 4
+    assert all(comparison["ratio"] > 0 for comparison in comparisons)
 
 
 @pytest.mark.thorough

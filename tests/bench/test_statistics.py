@@ -29,10 +29,10 @@ def test_quantiles_interpolate_between_neighbours() -> None:
 
 def test_a_percentile_needs_five_calls_beyond_it() -> None:
     assert statistics.percentiles([float(n) for n in range(499)]).keys() == {"50", "90"}
-    found = statistics.percentiles([float(n) for n in range(5001)])
+    by_percent = statistics.percentiles([float(n) for n in range(5001)])
 
-    assert found.keys() == {"50", "90", "99", "99.9"}
-    assert found["99.9"] == pytest.approx(4995)
+    assert by_percent.keys() == {"50", "90", "99", "99.9"}
+    assert by_percent["99.9"] == pytest.approx(4995)
 
 
 def test_a_distribution_rises_and_ends_at_known_percentiles() -> None:
@@ -53,31 +53,31 @@ def test_pairs_are_of_the_same_process_set_and_round() -> None:
 def test_common_drift_does_not_widen_the_ratio() -> None:
     drift = [1.0, 3.0, 0.5, 2.0, 10.0, 0.1, 4.0, 7.0, 2.5, 1.5]
 
-    found = statistics.ratio(points([2 * d for d in drift]), points(drift))
+    ratio = statistics.ratio(points([2 * d for d in drift]), points(drift))
 
-    assert found is not None
-    assert (found.low, found.middle, found.high) == pytest.approx((2, 2, 2))
-    assert found.pairs == 10
+    assert ratio is not None
+    assert (ratio.low, ratio.middle, ratio.high) == pytest.approx((2, 2, 2))
+    assert ratio.pairs == 10
 
 
 def test_the_interval_of_equal_backends_contains_one() -> None:
     chance = random.Random(3)
-    one, other = ([chance.lognormvariate(0, 0.1) for _ in range(40)] for _ in "ab")
+    a, b = ([chance.lognormvariate(0, 0.1) for _ in range(40)] for _ in "ab")
 
-    found = statistics.ratio(points(one), points(other))
+    ratio = statistics.ratio(points(a), points(b))
 
-    assert found is not None
-    assert found.low < 1 < found.high
-    assert found.high / found.low < 1.2
+    assert ratio is not None
+    assert ratio.low < 1 < ratio.high
+    assert ratio.high / ratio.low < 1.2
 
 
 def test_the_interval_is_reproducible_and_grows_with_confidence() -> None:
     chance = random.Random(4)
-    one, other = (points([chance.lognormvariate(0, 0.2) for _ in range(20)]) for _ in "ab")
+    a, b = (points([chance.lognormvariate(0, 0.2) for _ in range(20)]) for _ in "ab")
 
-    narrow, wide = (statistics.ratio(one, other, confidence) for confidence in (0.8, 0.99))
+    narrow, wide = (statistics.ratio(a, b, confidence) for confidence in (0.8, 0.99))
 
-    assert narrow == statistics.ratio(one, other, 0.8)
+    assert narrow == statistics.ratio(a, b, 0.8)
     assert narrow is not None
     assert wide is not None
     assert wide.low < narrow.low < narrow.middle == wide.middle < narrow.high < wide.high

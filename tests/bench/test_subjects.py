@@ -11,14 +11,17 @@ from rpc_backends_bench.subjects import Subject, SubjectError, arrange, find, pa
 
 def labels(*given: str, vs: str | None = None, plugins: tuple[str, ...] = ()) -> list[str]:
     reference = None if vs is None else parse(vs)
-    return [one.label for one in arrange([parse(one) for one in given], reference, plugins)]
+    return [
+        subject.label
+        for subject in arrange([parse(subject) for subject in given], reference, plugins)
+    ]
 
 
 def test_options_are_json_or_text_and_may_hold_commas() -> None:
-    found = parse('MINE:threads=4,where=here,maps={"a": 1, "b": 2},fast=true')
+    subject = parse('MINE:threads=4,where=here,maps={"a": 1, "b": 2},fast=true')
 
-    assert found.name == "MINE"
-    assert found.options == {
+    assert subject.name == "MINE"
+    assert subject.options == {
         "threads": 4,
         "where": "here",
         "maps": {"a": 1, "b": 2},

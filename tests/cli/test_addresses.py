@@ -87,13 +87,13 @@ def test_loopback_is_fine_if_the_master_is_local() -> None:
 
 
 def test_the_found_addresses_can_be_bound() -> None:
-    found = interfaces()
+    addresses = interfaces()
 
-    assert {one.name for one in found} <= {name for _, name in socket.if_nameindex()}
-    for one in found:
-        if ":" not in one.address:
+    assert {address.name for address in addresses} <= {name for _, name in socket.if_nameindex()}
+    for address in addresses:
+        if ":" not in address.address:
             with socket.socket() as trial:
-                trial.bind((one.address, 0))
+                trial.bind((address.address, 0))
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def test_no_group_starts_after_several_failed(command: Any) -> None:
     ended = command("conformance", "PIGEON", *several, "--timeout-factor", "0.1", "--json")
 
     got = [result["got"] for result in ended.json["results"]]
-    assert all("did not finish its step in time" in one for one in got[:3])
+    assert all("did not finish its step in time" in reason for reason in got[:3])
     assert set(got[3:]) == {"not tried, because none of the first 3 groups formed in time"}
 
 
@@ -138,7 +138,7 @@ def test_json_prints_only_the_report(pigeon: Any) -> None:
     assert ended.stderr == ""
     assert ended.json["verdict"] == "does not conform"
     assert ended.json["backend"]["name"] == "PIGEON"
-    assert {one["id"].partition("[")[0] for one in ended.json["results"]} == {"calls.self"}
+    assert {result["id"].partition("[")[0] for result in ended.json["results"]} == {"calls.self"}
 
 
 def test_the_run_gets_options_version_and_report(command: Any, tmp_path: Path) -> None:
@@ -183,7 +183,9 @@ def test_several_jobs_give_the_same_report(command: Any) -> None:
         for more in ((), ("--jobs", "2"))
     ]
 
-    first, second = ({one["id"]: one["outcome"] for one in report["results"]} for report in both)
+    first, second = (
+        {result["id"]: result["outcome"] for result in report["results"]} for report in both
+    )
     assert first == second
     assert len(first) == 3
 
@@ -288,6 +290,7 @@ def test_an_interrupted_run_reports_its_results(
     report = json.loads(file.with_suffix(".json").read_text())
     assert process.returncode == 128 + number
     assert report["stopped"].startswith("interrupted")  # between two tests, it names none
+    assert not [result for result in report["results"] if result["outcome"] == "failed"]
     assert report["verdict"] == "partial"
     assert report["results"][0]["outcome"] == "passed"
     assert file.with_suffix(".html").exists()

@@ -22,12 +22,12 @@ BRIDGE_OFF = [("RPC_BACKENDS_AUTOLOAD", "0"), ("TORCH_DEVICE_BACKEND_AUTOLOAD", 
 def _finding(ended: Any, section: str, about: str) -> dict[str, Any]:
     """Return the first finding about something."""
     findings = ended.json["sections"][section]
-    found: dict[str, Any] = next(finding for finding in findings if finding["about"] == about)
-    return found
+    finding: dict[str, Any] = next(finding for finding in findings if finding["about"] == about)
+    return finding
 
 
 def _levels(ended: Any, section: str) -> list[tuple[str, str]]:
-    return [(one["about"], one["level"]) for one in ended.json["sections"][section]]
+    return [(finding["about"], finding["level"]) for finding in ended.json["sections"][section]]
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -137,7 +137,9 @@ def test_requirements_that_are_not_met_are_problems(
     ended = command("doctor", "PIGEON", "--no-calls", "--json")
 
     assert ended.status == 1
-    version, missing, invalid = (one["text"] for one in ended.json["sections"]["requirements"])
+    version, missing, invalid = (
+        finding["text"] for finding in ended.json["sections"]["requirements"]
+    )
     assert sorted([version, missing, invalid]) == [
         "rpc-backend-pigeon 1.0 has an invalid requirement, 'what is this'. Its author must correct "
         "its metadata.",
@@ -154,10 +156,10 @@ def test_a_misspelt_entry_point_group_is_a_problem(command: Any) -> None:
     ended = command("doctor", "PIGEON", "--no-calls", "--json")
 
     assert ended.status == 1
-    found = _finding(ended, "requirements", "rpc-backend-pigeon")["text"]
-    assert "'PIGEON' in the entry-point group 'rpc.backend'" in found
-    assert "did you mean 'rpc.backends'?" in found
-    assert found in _finding(ended, "unknown", "PIGEON")["text"]
+    text = _finding(ended, "requirements", "rpc-backend-pigeon")["text"]
+    assert "'PIGEON' in the entry-point group 'rpc.backend'" in text
+    assert "did you mean 'rpc.backends'?" in text
+    assert text in _finding(ended, "unknown", "PIGEON")["text"]
 
 
 FAILING_HOOK = """
@@ -197,9 +199,9 @@ def test_a_backend_without_options_is_a_problem(
 
     ended = command("doctor", "PIGEON", "--json")
 
-    found = _finding(ended, "backends", "PIGEON")
-    assert found["level"] == "problem"
-    assert "construct_rpc_backend_options_handler (rpc_backend_pigeon.construct)" in found["text"]
+    finding = _finding(ended, "backends", "PIGEON")
+    assert finding["level"] == "problem"
+    assert "construct_rpc_backend_options_handler (rpc_backend_pigeon.construct)" in finding["text"]
     assert ended.json["sections"]["calls"] == []
 
 
@@ -307,7 +309,7 @@ def test_a_signal_leaves_no_process_behind(
         try:
             _wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
             doctor.send_signal(number)
-            _, errors = doctor.communicate(timeout=20)
+            _, errors = doctor.communicate(timeout=60)
         finally:
             doctor.kill()
 

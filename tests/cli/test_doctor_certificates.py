@@ -68,9 +68,9 @@ def test_each_certificate_of_the_host_is_looked_at(folder: Path, backend: str) -
 def test_a_certificate_that_peers_would_refuse_is_a_problem(
     tmp_path: Path, folder: Path, backend: str
 ) -> None:
-    other = tmp_path / "other"
-    worker_certificates.make(other, ["trainer0"], 1)
-    foreign, *_ = of_certificates(backend, files(other, "trainer0", trusted=folder))
+    another_authority = tmp_path / "other"
+    worker_certificates.make(another_authority, ["trainer0"], 1)
+    foreign, *_ = of_certificates(backend, files(another_authority, "trainer0", trusted=folder))
     issue(folder, "trainer0", seconds=-1)
     expired, valid = of_certificates(backend, files(folder))
     os.chmod(folder / "trainer1.key", 0o644)  # noqa: PTH101

@@ -11,6 +11,8 @@ import pytest
 
 from rpc_backends_processes import isolation
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """
 import os, subprocess, sys, time
 def main(me, code):
@@ -114,13 +116,12 @@ def test_the_time_limit_may_apply_to_each_report(run: Run) -> None:
     assert (hung.timed_out, hung.reported[1:]) == (True, ["on"] * 5)
 
 
-@pytest.mark.slow
 def test_after_a_failure_the_others_are_not_awaited(run: Run) -> None:
     started = time.monotonic()
 
-    failed, other = run("raise ValueError('no')", "time.sleep(600)", limit=60)
+    failed, running = run("raise ValueError('no')", "time.sleep(600)", limit=60)
 
     assert time.monotonic() - started < 30
     assert failed.error == "ValueError: no"
-    assert failed.when < other.when
-    assert not _runs(other.reported[0])
+    assert failed.when < running.when
+    assert not _runs(running.reported[0])

@@ -121,5 +121,5 @@ def test_a_package_with_empty_metadata_is_listed(command: Any) -> None:
 
     ended = command("list", "--json")
 
-    (row,) = (one for one in ended.json["backends"] if one["name"] == "PIGEON")
+    (row,) = (backend for backend in ended.json["backends"] if backend["name"] == "PIGEON")
     assert (row["distribution"], row["version"]) == ("rpc_backend_pigeon", "1.0")

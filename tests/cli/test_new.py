@@ -345,7 +345,11 @@ def test_a_workflow_is_one_for_github(all_variants: Path, name: str, variant: in
 def test_ci_tests_the_oldest_torch_and_the_newest_tested(all_variants: Path) -> None:
     folder = all_variants / "X-0"
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    (torch,) = [Requirement(one) for one in project["dependencies"] if one.startswith("torch")]
+    (torch,) = [
+        Requirement(dependency)
+        for dependency in project["dependencies"]
+        if dependency.startswith("torch")
+    ]
     (ours,) = [
         Requirement(text)
         for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]

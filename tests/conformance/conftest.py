@@ -99,11 +99,11 @@ def _run_broken(
         for item in items
         if request.fixturename in item.fixturenames
     )
-    found = {}
+    reports = {}
     for part in ([name for name in names if name != _LITTERS], [_LITTERS]):
         if set(part) & set(names):
-            found.update(_reports(part, chapters, folder / part[0], packages))
-    return found
+            reports.update(_reports(part, chapters, folder / part[0], packages))
+    return reports
 
 
 def _reports(
@@ -147,6 +147,6 @@ def _pytest(
 def _report(file: Path, done: Ended) -> dict[str, Any]:
     if not file.exists():
         raise AssertionError(f"no report {file.name}\n{done.stdout}\n{done.stderr}")
-    found: dict[str, Any] = json.loads(file.read_text())
-    found["status"], found["output"] = done.status, done.stdout + done.stderr
-    return found
+    report: dict[str, Any] = json.loads(file.read_text())
+    report["status"], report["output"] = done.status, done.stdout + done.stderr
+    return report

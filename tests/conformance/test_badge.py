@@ -42,7 +42,7 @@ def test_a_badge_says_the_verdict_and_the_version(verdict: str, tmp_path: Path) 
     picture = ElementTree.parse(badge.write(report(verdict), tmp_path / "new" / "b.svg")).getroot()
     data = json.loads(badge.write(report(verdict), tmp_path / "b.json").read_text())
 
-    texts = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}text")]
+    texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert texts == ["rpc-backends", f"{verdict} (suite 1)"]
     assert (data["label"], data["message"]) == tuple(texts)
     assert data["schemaVersion"] == 1

@@ -58,7 +58,7 @@ def _run(folder: Path, *, whole: bool) -> Failures:
     source = "\n".join([*imports, classes])
     (folder / "test_broken.py").write_text(source)
     (folder / "conftest.py").write_text(_PLUGIN)
-    chosen = [f"test_broken.py::Test{name}::{one.test}" for name, one in BROKEN.items()]
+    chosen = [f"test_broken.py::Test{name}::{broken.test}" for name, broken in BROKEN.items()]
     # The tests mostly wait for time limits. Those of one transport run one after the other.
     processes = ["-n", "2" if whole else "4", "--dist", "loadscope"]
     arguments = [*processes, "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
@@ -71,11 +71,11 @@ def _run(folder: Path, *, whole: bool) -> Failures:
         check=False,
     )
     assert (folder / "failures.jsonl").exists(), done.stdout + done.stderr
-    found: Failures = {name: [] for name in BROKEN}
+    failures: Failures = {name: [] for name in BROKEN}
     for line in (folder / "failures.jsonl").read_text().splitlines():
         class_, name, text, seconds = json.loads(line)
-        found[class_.removeprefix("Test")].append((name, text, seconds))
-    return found
+        failures[class_.removeprefix("Test")].append((name, text, seconds))
+    return failures
 
 
 @pytest.fixture(scope="module")

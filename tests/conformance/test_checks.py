@@ -19,8 +19,8 @@ def _fail(error: Exception) -> Call:
 
 
 def _deviation(error: pytest.ExceptionInfo[DeviationError]) -> tuple[str, str, str]:
-    found = error.value.deviation
-    return found.call, found.expected, found.got
+    deviation = error.value.deviation
+    return deviation.call, deviation.expected, deviation.got
 
 
 def test_a_value_that_is_as_expected_passes() -> None:

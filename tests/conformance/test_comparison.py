@@ -86,16 +86,16 @@ def test_equal_values_have_no_difference(name: str) -> None:
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_difference_is_described_for_both_values(name: str) -> None:
     want, got, expected_words, got_words = DIFFERENT[name]
-    found = difference(want, got)
-    assert found is not None
-    assert expected_words in found.expected
-    assert got_words in found.got
+    deviation = difference(want, got)
+    assert deviation is not None
+    assert expected_words in deviation.expected
+    assert got_words in deviation.got
 
 
 def test_the_number_of_different_elements_is_shown() -> None:
-    found = difference(torch.zeros(10), torch.cat([torch.zeros(8), torch.ones(2)]))
-    assert found is not None
-    assert "2 of 10 elements differ" in found.got
+    deviation = difference(torch.zeros(10), torch.cat([torch.zeros(8), torch.ones(2)]))
+    assert deviation is not None
+    assert "2 of 10 elements differ" in deviation.got
 
 
 @pytest.mark.parametrize(

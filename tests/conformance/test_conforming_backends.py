@@ -86,7 +86,7 @@ def test_faulty_tensorpipe_without_faults_conforms(run_suite: Run) -> None:
 
 def outcomes(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the outcome of each requirement, and its reason."""
-    return {one["id"]: (one["outcome"], one["reason"]) for one in report["results"]}
+    return {result["id"]: (result["outcome"], result["reason"]) for result in report["results"]}
 
 
 def test_the_transport_of_an_init_handler_is_tested_without_a_declaration(run_suite: Run) -> None:

@@ -39,8 +39,8 @@ def test_a_message_is_built_alike_everywhere() -> None:
 
 @pytest.mark.parametrize("size", [1, 8, 4096, 4097])
 def test_storages_have_different_contents(size: int) -> None:
-    found = {bytes(contents(Storage(size, "uint8", number)).numpy()) for number in range(100)}
-    assert len(found) == 100
+    distinct = {bytes(contents(Storage(size, "uint8", number)).numpy()) for number in range(100)}
+    assert len(distinct) == 100
 
 
 def test_separate_memory_is_not_taken_for_shared() -> None:

@@ -78,11 +78,11 @@ class Run:
     folder: Path
 
     def report(self, name: str = "report") -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / f"{name}.json").read_text())
-        return found
+        report: dict[str, Any] = json.loads((self.folder / f"{name}.json").read_text())
+        return report
 
     def outcomes(self) -> dict[str, str]:
-        return {one["id"]: one["outcome"] for one in self.report()["results"]}
+        return {result["id"]: result["outcome"] for result in self.report()["results"]}
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ def test_with_xdist_the_report_is_the_same(run: Any) -> None:
     for report in (first, second):
         for result in report["results"]:
             del result["seconds"], result["detail"]
-        report["results"].sort(key=lambda one: one["id"])
+        report["results"].sort(key=lambda result: result["id"])
     assert shared.status == alone.status
     for key in ("results", "capabilities", "chapters", "verdict", "backend", "declared"):
         assert second[key] == first[key]

@@ -86,8 +86,8 @@ def test_the_outcome_depends_on_result_and_declaration(
 @pytest.mark.parametrize(("works", "outcome"), [(True, Outcome.FAILED), (False, Outcome.EXCLUDED)])
 @pytest.mark.parametrize("declared", [True, False])
 def test_an_excluded_requirement_has_to_fail(works: bool, outcome: Outcome, declared: bool) -> None:
-    found = settle(works, declared=declared, since=1, suite_version=2, excluded=True)
-    assert found is outcome
+    settled = settle(works, declared=declared, since=1, suite_version=2, excluded=True)
+    assert settled is outcome
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_the_page_has_everything() -> None:
         "works, not declared",
         "no accelerator",
         "the pipe",
-        *(f"title of {one.id}" for one in EVERYTHING.results),
+        *(f"title of {result.id}" for result in EVERYTHING.results),
     ):
         assert text in everything, text
 

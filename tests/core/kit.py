@@ -295,13 +295,13 @@ def at_once(count: int, work: Callable[[int], Any]) -> Workers:
     """Run `work` with 0..count-1 in threads that start together, and wait for them."""
     barrier = threading.Barrier(count)
 
-    def one(number: int) -> Any:
+    def call(number: int) -> Any:
         barrier.wait(10)
         return work(number)
 
     workers = Workers()
     for number in range(count):
-        workers.start(number, lambda number=number: one(number))  # type: ignore[misc]
+        workers.start(number, lambda number=number: call(number))  # type: ignore[misc]
     return workers.join()
 
 

@@ -115,4 +115,4 @@ def test_threads_that_load_it_at_once_get_one_backend(site: Site, registry: Regi
     slow = OLD_STYLE.replace("MEMBER =", "import time; time.sleep(0.05)\n    MEMBER =")
     add(site, source=slow)
     loaded = at_once(4, lambda _: registry.backend("CARRIER")).all_results()
-    assert all(one is loaded[0] for one in loaded)
+    assert all(backend is loaded[0] for backend in loaded)

@@ -77,7 +77,9 @@ def test_the_api_has_the_same_signatures(name: str) -> None:
     here = inspect.signature(getattr(api, name)).parameters
     there = inspect.signature(getattr(rpc, name)).parameters
     assert list(here) == list(there)
-    assert [one.default for one in here.values()] == [one.default for one in there.values()]
+    assert [parameter.default for parameter in here.values()] == [
+        parameter.default for parameter in there.values()
+    ]
 
 
 # --- register_backend ------------------------------------------------------------------------------
@@ -211,8 +213,8 @@ def test_records_show_usable_and_unusable_backends(site: Site, with_torchs: Regi
     site.add("dist-a", backends={"bad-name": "a:X"})
     with pytest.raises(BackendLoadError):
         _ = B.ODD.value
-    found = {record.name: record.state for record in api.records()}
-    assert found == {
+    states = {record.name: record.state for record in api.records()}
+    assert states == {
         "TENSORPIPE": "registered",
         "PIGEON": "found",
         "ODD": "failed",

@@ -124,7 +124,7 @@ def test_a_plugin_may_have_the_name_of_a_class_attribute(
 ) -> None:
     module = site.add_backend("PIGEON")
     site.add("rpc-backend-odd", backends={name: f"{module}:BACKEND"})
-    (record,) = [one for one in api.records() if one.name == name]
+    (record,) = [each for each in api.records() if each.name == name]
     if record.state != "invalid":
         assert getattr(BackendType, name) is B[name]
 
@@ -188,26 +188,26 @@ def test_a_name_registered_again_is_the_same_member(
 
 
 def test_backends_with_the_same_handlers_stay_two_members(registry: Registry) -> None:
-    one: Any = api.register_backend("ONE", construct, init)
-    two: Any = api.register_backend("TWO", construct, init)
-    assert one is not two
-    assert one != two
+    first: Any = api.register_backend("ONE", construct, init)
+    second: Any = api.register_backend("TWO", construct, init)
+    assert first is not second
+    assert first != second
     assert [member.name for member in BackendType] == ["ONE", "TWO"]
-    assert one.value == two.value
+    assert first.value == second.value
 
 
 def test_members_are_hashable(with_torchs: Registry) -> None:
-    other = api.register_backend("MINE", construct, init)
-    table = {B.TENSORPIPE: 1, other: 2}
+    registered = api.register_backend("MINE", construct, init)
+    table = {B.TENSORPIPE: 1, registered: 2}
     assert table[B["tensorpipe"]] == 1
-    assert len({B.TENSORPIPE, B("TENSORPIPE"), other}) == 2
+    assert len({B.TENSORPIPE, B("TENSORPIPE"), registered}) == 2
 
 
 def test_a_member_equals_itself_alone(with_torchs: Registry) -> None:
     member = B.TENSORPIPE
     assert member == B["tensorpipe"]
-    for other in ("TENSORPIPE", old_enum("TENSORPIPE").TENSORPIPE, None, B.TENSORPIPE.value):
-        assert member != other
+    for value in ("TENSORPIPE", old_enum("TENSORPIPE").TENSORPIPE, None, B.TENSORPIPE.value):
+        assert member != value
 
 
 def test_a_member_shows_its_name(site: Site, registry: Registry) -> None:

@@ -29,15 +29,15 @@ def records(site: Site) -> list[Record]:
 
 
 def found_as(site: Site, name: str) -> Record:
-    (found,) = [record for record in records(site) if record.name == name]
-    return found
+    (record,) = [record for record in records(site) if record.name == name]
+    return record
 
 
 # --- entry points ----------------------------------------------------------------------------------
 
 
 def test_select_takes_only_the_two_groups() -> None:
-    found = discovery.select(
+    selected = discovery.select(
         [
             entry("A"),
             entry("B", group="rpc.backends.hooks"),
@@ -46,8 +46,8 @@ def test_select_takes_only_the_two_groups() -> None:
             entry("E", group="RPC.backends"),
         ]
     )
-    assert [backend.name for backend in found.backends] == ["A"]
-    assert [hook.name for hook in found.hooks] == ["B"]
+    assert [backend.name for backend in selected.backends] == ["A"]
+    assert [hook.name for hook in selected.hooks] == ["B"]
 
 
 def test_select_sorts_the_entry_points() -> None:
@@ -98,17 +98,17 @@ def test_the_first_copy_of_a_distribution_counts(
     copies[0].add("rpc-backend-pigeon", "2.0", backends={"PIGEON": "pigeon:BACKEND"})
     copies[1].add("RPC_Backend.Pigeon", "1.0", backends={"PIGEON": "pigeon:BACKEND"})
     scan = everything_installed(monkeypatch, *(copy.folder for copy in copies))
-    (found,) = [backend for backend in scan.backends if backend.name == "PIGEON"]
-    assert (found.distribution, found.version) == ("rpc-backend-pigeon", "2.0")
+    (backend,) = [backend for backend in scan.backends if backend.name == "PIGEON"]
+    assert (backend.distribution, backend.version) == ("rpc-backend-pigeon", "2.0")
 
 
 def test_results_do_not_depend_on_path_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = Site(tmp_path / "one"), Site(tmp_path / "two")
-    one.add("dist-b", backends={"B": "b:X", "SAME": "b:S"}, hooks={"h": "b"})
-    two.add("dist-a", backends={"A": "a:X", "SAME": "a:S"}, hooks={"h": "a"})
-    folders = [one.folder, two.folder]
+    first, second = Site(tmp_path / "one"), Site(tmp_path / "two")
+    first.add("dist-b", backends={"B": "b:X", "SAME": "b:S"}, hooks={"h": "b"})
+    second.add("dist-a", backends={"A": "a:X", "SAME": "a:S"}, hooks={"h": "a"})
+    folders = [first.folder, second.folder]
     with monkeypatch.context() as patch:
         forwards = everything_installed(patch, *folders)
     with monkeypatch.context() as patch:
@@ -172,10 +172,10 @@ def test_unreadable_entry_points_hide_no_other_backend(site: Site, content: byte
 )
 def test_a_misspelt_entry_point_group_gets_a_suggestion(group: str, meant: str) -> None:
     entry_point = entry("PIGEON", group=group)
-    ((found, record),) = discovery.misspelt_groups([entry_point])
-    assert (found, record.name) == (meant, "PIGEON")
+    ((suggestion, record),) = discovery.misspelt_groups([entry_point])
+    assert (suggestion, record.name) == (meant, "PIGEON")
     assert f"{group!r}, which nothing reads; did you mean {meant!r}?" in (
-        discovery.misspelt_group_text(found, record)
+        discovery.misspelt_group_text(suggestion, record)
     )
 
 
@@ -249,9 +249,13 @@ def test_packages_with_equal_values_conflict_too(site: Site) -> None:
 def test_a_conflict_has_a_record_for_every_claimant(site: Site) -> None:
     for distribution in ("dist-a", "dist-b", "dist-c"):
         site.add(distribution, backends={"PIGEON": "x:X"})
-    found = records(site)
-    assert {record.state for record in found} == {"conflict"}
-    assert sorted(str(record.distribution) for record in found) == ["dist-a", "dist-b", "dist-c"]
+    claimants = records(site)
+    assert {record.state for record in claimants} == {"conflict"}
+    assert sorted(str(record.distribution) for record in claimants) == [
+        "dist-a",
+        "dist-b",
+        "dist-c",
+    ]
 
 
 def test_names_that_differ_only_in_case_conflict(site: Site) -> None:

@@ -87,8 +87,8 @@ def test_requests_after_a_hanging_one_fail_at_once(store: Any) -> None:
     with pytest.raises(StoreError, match="has not answered for"):
         access.ask(lambda _: gate.wait(), 0.05)
     with pytest.raises(StoreError, match="has not answered an earlier request"):
-        access.ask(lambda found: found.add("x", 1), 60)
+        access.ask(lambda store: store.add("x", 1), 60)
     gate.set()
     assert access._late is not None
     access._late.join(10)
-    assert access.ask(lambda found: found.add("x", 1)) == 1
+    assert access.ask(lambda store: store.add("x", 1)) == 1

@@ -274,10 +274,10 @@ def test_the_reason_survives_the_loss_of_the_host(
 ) -> None:
     class LosesTheHostAtTheEnd(CountingStore):
         def add(self, key: str, amount: int) -> int:
-            found = super().add(key, amount)
+            total = super().add(key, amount)
             if key.endswith("/read"):
                 raise dist.DistNetworkError("failed to recv, got 0 bytes")
-            return found
+            return total
 
     workers = Workers()
     workers.start(0, joining(store, "w0", 0, 2))

@@ -35,16 +35,18 @@ def test_worker_ids_are_a_permutation_of_the_ranks() -> None:
 def test_a_worker_keeps_an_earlier_id_that_is_unique() -> None:
     for fixed in cases():
         ids = composition.worker_ids(fixed)
-        for rank, one in enumerate(fixed):
-            if one is not None and one < len(fixed) and fixed.count(one) == 1:
-                assert ids[rank] == one, fixed
+        for rank, earlier in enumerate(fixed):
+            if earlier is not None and earlier < len(fixed) and fixed.count(earlier) == 1:
+                assert ids[rank] == earlier, fixed
 
 
 def test_exactly_one_worker_keeps_a_shared_id() -> None:
     for fixed in cases():
         ids = composition.worker_ids(fixed)
-        for one in {one for one in fixed if one is not None and one < len(fixed)}:
-            keepers = [rank for rank in range(len(fixed)) if fixed[rank] == ids[rank] == one]
+        for earlier in {
+            earlier for earlier in fixed if earlier is not None and earlier < len(fixed)
+        }:
+            keepers = [rank for rank in range(len(fixed)) if fixed[rank] == ids[rank] == earlier]
             assert len(keepers) == 1, fixed
 
 
@@ -58,30 +60,30 @@ def test_ids_of_fresh_processes_are_their_ranks() -> None:
 def test_a_fresh_process_gets_its_rank_if_free() -> None:
     for fixed in cases():
         ids = composition.worker_ids(fixed)
-        for rank, one in enumerate(fixed):
-            if one is None and rank not in fixed:
+        for rank, earlier in enumerate(fixed):
+            if earlier is None and rank not in fixed:
                 assert ids[rank] == rank, fixed
 
 
 def test_autograd_ids_that_torch_has_fixed_are_kept() -> None:
     for fixed in cases():
         ids = composition.autograd_ids(fixed, composition.worker_ids(fixed))
-        for rank, one in enumerate(fixed):
-            assert one is None or ids[rank] == one, fixed
+        for rank, earlier in enumerate(fixed):
+            assert earlier is None or ids[rank] == earlier, fixed
 
 
 def test_autograd_ids_are_unique_unless_fixed() -> None:
     for fixed in cases():
         ids = composition.autograd_ids(fixed, composition.worker_ids(fixed))
-        for one, other in itertools.combinations(range(len(fixed)), 2):
-            if fixed[one] is None or fixed[other] is None:
-                assert ids[one] != ids[other], fixed
+        for first, second in itertools.combinations(range(len(fixed)), 2):
+            if fixed[first] is None or fixed[second] is None:
+                assert ids[first] != ids[second], fixed
 
 
 def test_every_id_fits_into_15_bits() -> None:
     for fixed in cases():
         ids = composition.autograd_ids(fixed, composition.worker_ids(fixed))
-        assert all(0 <= one < 2**15 for one in ids), fixed
+        assert all(0 <= worker_id < 2**15 for worker_id in ids), fixed
 
 
 def test_ids_fixed_in_earlier_groups_reach_the_members(caplog: pytest.LogCaptureFixture) -> None:

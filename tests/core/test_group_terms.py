@@ -36,14 +36,14 @@ def test_terms_are_read_as_they_were_written() -> None:
 def test_a_demand_that_is_not_met_names_both_workers(
     first: list[Any], second: list[Any], problem: str | None
 ) -> None:
-    found = terms.disagreement(
+    disagreement = terms.disagreement(
         {
             "a": read(*(GroupTerm(*term) for term in first)),
             "b": read(*(GroupTerm(*term) for term in second)),
         }
     )
-    assert (found is None) == (problem is None)
-    assert found is None or found.startswith(str(problem))
+    assert (disagreement is None) == (problem is None)
+    assert disagreement is None or disagreement.startswith(str(problem))
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def test_a_result_that_is_no_options_object_is_refused(
 
 
 def test_options_of_another_type_than_declared_are_refused(site: Site, children: Children) -> None:
-    other = "return rpc.RpcBackendOptions(rpc_timeout, init_method)"
-    error = started(site, children, construct=other, options_type="Options")
+    construct = "return rpc.RpcBackendOptions(rpc_timeout, init_method)"
+    error = started(site, children, construct=construct, options_type="Options")
     assert error.startswith(
         f"rpc_backends_core._errors.BackendContractError: the {CONSTRUCT_HANDLER}"
     )

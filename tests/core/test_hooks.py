@@ -317,11 +317,11 @@ def test_an_unloadable_package_is_named_and_skipped(
     assert "rpc-hooks-broken 1.0" in str(warned[0].message)
     assert "pip uninstall rpc-hooks-broken" in str(warned[0].message)
     assert backend.constructed == [(60.0, "env://", {"window": 1})]
-    found = {
+    states = {
         package.distribution: (package.state, package.error is None)
         for package in loaded_packages()
     }
-    assert found == {"rpc-hooks-broken": ("failed", False), "rpc-hooks-healthy": ("loaded", True)}
+    assert states == {"rpc-hooks-broken": ("failed", False), "rpc-hooks-healthy": ("loaded", True)}
     # From now on the broken package is treated as if it were not installed.
     seen = len(calls(healthy))
     assert functions.construct_rpc_backend_options("MINE") == "options"
@@ -333,7 +333,7 @@ def test_each_unloadable_package_is_reported(site: Site, registry: Registry) -> 
     site.add_hooks("b", "def broken(:")
     with pytest.warns(HookWarning) as warned:
         assert agent_to_install("agent") == "agent"
-    packages = sorted(str(one.message).partition("rpc-hooks-")[2][0] for one in warned)
+    packages = sorted(str(warning.message).partition("rpc-hooks-")[2][0] for warning in warned)
     assert packages == ["a", "b"]
 
 

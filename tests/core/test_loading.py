@@ -25,11 +25,11 @@ def load_error(
 
 
 def test_only_the_requested_backend_is_imported(site: Site) -> None:
-    wanted, other = site.add_backend("WANTED"), site.add_backend("OTHER")
+    wanted, unwanted = site.add_backend("WANTED"), site.add_backend("OTHER")
     registry = Registry(scan=site.scan)
     registry.backend("wanted")
     assert wanted in sys.modules
-    assert other not in sys.modules
+    assert unwanted not in sys.modules
     assert [record.state for record in registry.records()] == ["found", "loaded"]
 
 

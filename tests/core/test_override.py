@@ -448,8 +448,8 @@ def test_a_backend_with_device_maps_gets_them() -> None:
         return Options(rpc_timeout, init_method, device_maps=device_maps, devices=devices)
 
     made = convert(TensorPipeOptions(device_maps=MAPS, devices=["cuda:0"]), construct)
-    zero, one = torch.device("cuda:0"), torch.device("cuda:1")
-    assert made.given == {"device_maps": {"worker1": {zero: one}}, "devices": [zero]}
+    cuda0, cuda1 = torch.device("cuda:0"), torch.device("cuda:1")
+    assert made.given == {"device_maps": {"worker1": {cuda0: cuda1}}, "devices": [cuda0]}
 
 
 # --- torch's class of options ----------------------------------------------------------------------

@@ -114,11 +114,11 @@ def test_a_default_in_conflict_names_both_packages(
 
 
 def test_torchs_options_load_tensorpipe_alone(site: Site, with_torchs: Registry) -> None:
-    other, own = site.add_backend("PIGEON"), site.add_backend("TENSORPIPE")
+    pigeon, tensorpipe = site.add_backend("PIGEON"), site.add_backend("TENSORPIPE")
     resolved = resolve(None, rpc.TensorPipeRpcBackendOptions())
     assert (resolved.name, resolved.record.source) == ("TENSORPIPE", "plugin")
-    assert own in sys.modules
-    assert other not in sys.modules
+    assert tensorpipe in sys.modules
+    assert pigeon not in sys.modules
 
 
 def test_given_options_are_passed_on(site: Site, with_torchs: Registry) -> None:

@@ -109,9 +109,9 @@ DECLARATIONS = [
 
 def problem_of(variable: str, text: str = "x") -> str | None:
     """Return what is said of a variable."""
-    [other] = other_variables(INSTALLED, {variable: text, "PATH": ""}, DECLARATIONS)
-    assert other.name == variable
-    return other.problem
+    [variable_found] = other_variables(INSTALLED, {variable: text, "PATH": ""}, DECLARATIONS)
+    assert variable_found.name == variable
+    return variable_found.problem
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_packages_are_only_imported_for_variables_like_theirs() -> None:
 
 def test_declared_variables_that_cannot_be_imported_are_not_judged() -> None:
     declarations = [record("ZEROMQ", "rpc-backend-zeromq", "not_there:VARIABLES")]
-    [other] = other_variables(INSTALLED, {"RPC_BACKENDS_ZEROMQ_PROTS": "x"}, declarations)
-    assert (other.owner, other.problem) == ("ZEROMQ", None)
+    [misspelt] = other_variables(INSTALLED, {"RPC_BACKENDS_ZEROMQ_PROTS": "x"}, declarations)
+    assert (misspelt.owner, misspelt.problem) == ("ZEROMQ", None)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ KIT = ROOT / "packages/agents/src/rpc_backends_agents/engine/handlers.py"
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_our_packages_declare_the_version_that_they_use(package: Path) -> None:
     source = "\n".join(path.read_text() for path in package.parent.rglob("*.py"))
-    needed = (1, 1) if any(re.search(rf"\b{one}=", source) for one in FIELDS_ADDED) else (1, 0)
+    needed = (1, 1) if any(re.search(rf"\b{field}=", source) for field in FIELDS_ADDED) else (1, 0)
     imported = {
         alias.name
         for node in ast.walk(ast.parse(source.replace("from __future__ import annotations", "")))

@@ -73,8 +73,8 @@ def test_concurrent_success_and_failure_leave_a_consistent_record(
                 raise OSError("a shared object that another process is still writing")
             return PAIR
 
-    (found,) = site.scan().backends
-    scan = Scan([replace(found, entry_point=EntryPoint())], [])
+    (backend,) = site.scan().backends
+    scan = Scan([replace(backend, entry_point=EntryPoint())], [])
     registry = Registry(scan=lambda: scan)
 
     def load(how: str) -> None:

@@ -39,14 +39,14 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int
     monkeypatch.setenv(*mark.split("="))
 
     def running() -> list[int]:
-        found = []
+        pids = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
+                    pids.append(int(folder.name))
             except OSError:  # the process has ended, or belongs to another user
                 continue
-        return found
+        return pids
 
     yield running
     for process in running():

@@ -24,7 +24,7 @@ def shown(accuracy: float = 0.97, width: int = 100, terminal: bool = False) -> s
     """Return the output of a made-up run of the demo."""
     output = io.StringIO()
     view = View(Console(file=output, width=width, force_terminal=terminal))
-    choice = Choice([(one, FAULTS.get(one.backend, Faults())) for one in ORIGINS], [NOTE])
+    choice = Choice([(origin, FAULTS.get(origin.backend, Faults())) for origin in ORIGINS], [NOTE])
     view.opening("2.13.0", choice, 1437, 360)
     runs = []
     for number, (origin, faults) in enumerate(choice.parts, start=1):

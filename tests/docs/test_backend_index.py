@@ -27,7 +27,7 @@ def test_there_is_a_report_of_each_of_our_backends() -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_our_backends_conform_with_what_they_declare(name: str) -> None:
     """If the test fails because a backend's declaration has changed, run `make reports`."""
-    (report,) = [one for one in INDEX["reports"]() if one.backend["name"] == name]
+    (report,) = [each for each in INDEX["reports"]() if each.backend["name"] == name]
 
     assert report.conclusion == "conforms"
     assert set(report.declared) == set(default_registry().backend(name).capabilities)

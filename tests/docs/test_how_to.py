@@ -47,9 +47,9 @@ def test_a_command_has_the_options_that_a_page_shows(
     words = shlex.split(command)[1:]
     group: click.Command = cli
     while isinstance(group, click.Group) and words:
-        found = group.get_command(click.Context(group), words.pop(0))
-        assert found is not None, command
-        group = found
+        subcommand = group.get_command(click.Context(group), words.pop(0))
+        assert subcommand is not None, command
+        group = subcommand
     group.make_context(group.name, words)
 
 
@@ -95,10 +95,10 @@ def invoke(command: str, folder: Path) -> str:
 def test_the_list_shows_the_backends_of_the_pages(tmp_path: Path) -> None:
     assert "rpc-backends list" in COMMANDS
 
-    found = invoke("rpc-backends list", tmp_path)
+    listing = invoke("rpc-backends list", tmp_path)
 
-    assert "TENSORPIPE" in found
-    assert "ZEROMQ" in found
+    assert "TENSORPIPE" in listing
+    assert "ZEROMQ" in listing
 
 
 def test_the_secret_command_writes_a_private_file(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_the_secret_command_writes_a_private_file(tmp_path: Path) -> None:
 def test_the_rules_on_the_page_pass_the_check(tmp_path: Path) -> None:
     rules = [block for block in blocks(HOW_TO / "inject-faults.md", "toml") if "[[rule]]" in block]
     assert rules
-    for one in rules:
-        (tmp_path / "rules.toml").write_text(one)
+    for text in rules:
+        (tmp_path / "rules.toml").write_text(text)
         invoke("rpc-backends faults check rules.toml", tmp_path)
 
 

@@ -81,7 +81,7 @@ def test_the_table_lists_every_variable() -> None:
 def test_packages_declare_every_variable() -> None:
     """The core warns of misspelt variables of packages that it has not loaded."""
     declarations = inspection.declared(inspection.VARIABLES_GROUP)
-    assert {one.name: one.distribution for one in declarations} == {
+    assert {declaration.name: declaration.distribution for declaration in declarations} == {
         word: package for word, package in other_variables.PACKAGES.items() if word != "AGENTS"
     }
     declared = {*settings.VARIABLES, "RPC_BACKENDS_AGENTS_ANY_TORCH"}
@@ -160,22 +160,24 @@ def declared(title: str) -> dict[str, list[bool]]:
         .partition(f"## {title}\n")[2]
         .partition("\n## ")[0]
     )
-    found = re.findall(r"^\| `([\w-]+)` \|(.+)\|$", page, re.MULTILINE)
-    return {name: [cell.strip() == "yes" for cell in cells.split("|")] for name, cells in found}
+    table_rows = re.findall(r"^\| `([\w-]+)` \|(.+)\|$", page, re.MULTILINE)
+    return {
+        name: [cell.strip() == "yes" for cell in cells.split("|")] for name, cells in table_rows
+    }
 
 
 def test_the_page_shows_the_capabilities_of_each_backend() -> None:
     names = ("ZEROMQ", "UCX", "TENSORPIPE", "FAULTY_TENSORPIPE")
     ours = [default_registry().backend(name).capabilities for name in names]
     assert declared("What each backend declares") == {
-        one: [one in all_ for all_ in ours] for one in Capability
+        capability: [capability in all_ for all_ in ours] for capability in Capability
     }
 
 
 def test_the_page_shows_the_capabilities_of_torchs_backends() -> None:
     torchs = [BUILTIN_CAPABILITIES[name] for name in ("TENSORPIPE", "FAULTY_TENSORPIPE")]
     assert declared("What torch's own backends do") == {
-        one: [one in all_ for all_ in torchs] for one in Capability
+        capability: [capability in all_ for all_ in torchs] for capability in Capability
     }
 
 
@@ -243,10 +245,10 @@ def test_every_link_of_a_page_works(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\((?!https?://|mailto:)([^)\s]+)\)", text):
         file, _, anchor = target.partition("#")
-        found = (page.parent / file).resolve() if file else page
-        assert found.exists(), target
-        if anchor and found.suffix == ".md":
-            headings = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
+        linked = (page.parent / file).resolve() if file else page
+        assert linked.exists(), target
+        if anchor and linked.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
             assert anchor in map(slug, headings), target
 
 
@@ -314,7 +316,9 @@ def test_the_built_site_loads_nothing_from_the_network(site: Path) -> None:
             r"<(?:script|link|img|object|iframe)[^>]+(?:src|href|data)=\"([^\"]+)", page.read_text()
         )
         assert taken
-        assert not [one for one in taken if one.startswith(("http:", "https:", "//"))], page
+        assert not [
+            address for address in taken if address.startswith(("http:", "https:", "//"))
+        ], page
 
 
 @pytest.mark.slow
@@ -325,9 +329,9 @@ def test_every_link_of_the_built_site_works(site: Path) -> None:
     for page in anchors:
         for target in re.findall(r'<a [^>]*href="(?!https?:|mailto:)([^"]+)"', page.read_text()):
             file, _, anchor = target.partition("#")
-            found = (page.parent / file).resolve() if file else page
-            assert found.exists(), (page, target)
-            assert not anchor or found not in anchors or anchor in anchors[found], (page, target)
+            linked = (page.parent / file).resolve() if file else page
+            assert linked.exists(), (page, target)
+            assert not anchor or linked not in anchors or anchor in anchors[linked], (page, target)
 
 
 @pytest.mark.slow

@@ -36,19 +36,19 @@ def report(tmp_path: Path, *arguments: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert "failed" not in {result["outcome"] for result in found["results"]}
-    return found
+    results: dict[str, Any] = json.loads(done.stdout)
+    assert "failed" not in {result["outcome"] for result in results["results"]}
+    return results
 
 
 def test_the_small_backend_passes_a_part_of_the_first_chapter(tmp_path: Path) -> None:
-    found = report(tmp_path, "--chapter", "calls", "-k", "test_builtin or exception")
-    assert found["verdict"] == "partial"
-    assert {result["chapter"] for result in found["results"]} == {"calls"}
+    results = report(tmp_path, "--chapter", "calls", "-k", "test_builtin or exception")
+    assert results["verdict"] == "partial"
+    assert {result["chapter"] for result in results["results"]} == {"calls"}
 
 
 @pytest.mark.thorough
 def test_the_small_backend_conforms(tmp_path: Path) -> None:
-    found = report(tmp_path, "--jobs", "2")
-    assert found["verdict"] == "conforms"
-    assert {found["capabilities"][name] for name in found["declared"]} == {"kept"}
+    results = report(tmp_path, "--jobs", "2")
+    assert results["verdict"] == "conforms"
+    assert {results["capabilities"][name] for name in results["declared"]} == {"kept"}

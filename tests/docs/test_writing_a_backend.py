@@ -27,8 +27,8 @@ EXAMPLE = ROOT / "examples" / "small_backend" / "small_backend.py"
 
 def blocks() -> list[tuple[int, str]]:
     """Return the pieces of Python on the page, each with the number of its first line."""
-    found = re.finditer(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    return [(TEXT.count("\n", 0, match.start(1)) + 1, match.group(1)) for match in found]
+    matches = re.finditer(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return [(TEXT.count("\n", 0, match.start(1)) + 1, match.group(1)) for match in matches]
 
 
 def execute(line: int, code: str) -> dict[str, Any]:
@@ -60,9 +60,9 @@ def test_every_link_of_the_page_works() -> None:
 
 def rows() -> dict[str, tuple[str, str]]:
     """Return the table of capabilities: for each, its commitment and the chapters that check it."""
-    found = re.findall(r"^\| `([\w-]+)` \| (.+?) \| (.+?) \|$", TEXT, re.MULTILINE)
+    cells = re.findall(r"^\| `([\w-]+)` \| (.+?) \| (.+?) \|$", TEXT, re.MULTILINE)
     return {
-        name: (commitment, where) for name, commitment, where in found if name in set(Capability)
+        name: (commitment, where) for name, commitment, where in cells if name in set(Capability)
     }
 
 
@@ -113,9 +113,9 @@ def mypy_errors() -> list[tuple[str, int]]:
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", *map(str, HANDLERS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-    found = re.findall(r"(\w+\.py):(\d+): error:.*\[assignment\]", done.stdout)
-    assert len(found) == done.stdout.count("error:"), done.stdout
-    return [(file, int(line)) for file, line in found]
+    errors = re.findall(r"(\w+\.py):(\d+): error:.*\[assignment\]", done.stdout)
+    assert len(errors) == done.stdout.count("error:"), done.stdout
+    return [(file, int(line)) for file, line in errors]
 
 
 def refusals(path: Path) -> set[str]:

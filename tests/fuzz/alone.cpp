@@ -62,18 +62,18 @@ class Mutator {
         bytes.insert(place, static_cast<uint8_t>(random_()));
         return;
       case 4: {  // a part of another input, or of the same one
-        const Bytes& other = any();
-        const size_t start = below(other.size());
-        const size_t size = std::min<size_t>(other.size() - start, 1 + below(60));
-        const Bytes part(other.begin() + static_cast<std::ptrdiff_t>(start),
-                         other.begin() + static_cast<std::ptrdiff_t>(start + size));
+        const Bytes& source = any();
+        const size_t start = below(source.size());
+        const size_t size = std::min<size_t>(source.size() - start, 1 + below(60));
+        const Bytes part(source.begin() + static_cast<std::ptrdiff_t>(start),
+                         source.begin() + static_cast<std::ptrdiff_t>(start + size));
         bytes.insert(place, part.begin(), part.end());
         return;
       }
       default: {  // a part of another input in place of this one's
-        const Bytes& other = any();
-        const size_t size = std::min({rest, other.size() - std::min(at, other.size()), size_t{1} + below(60)});
-        std::copy_n(other.begin() + static_cast<std::ptrdiff_t>(std::min(at, other.size())), size, place);
+        const Bytes& source = any();
+        const size_t size = std::min({rest, source.size() - std::min(at, source.size()), size_t{1} + below(60)});
+        std::copy_n(source.begin() + static_cast<std::ptrdiff_t>(std::min(at, source.size())), size, place);
       }
     }
   }

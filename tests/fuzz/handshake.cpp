@@ -52,7 +52,7 @@ struct Peer {
 };
 
 struct Pair {
-  Peer one, two;
+  Peer calling_peer, called_peer;
 
   static const Pair& of(bool with_certificates) {
     static const Pair with_keys;
@@ -98,11 +98,11 @@ bool change(std::string& data, const std::string& changes, size_t& offset) {
 }
 
 void change_honest(const Pair& pair, bool of_caller, const std::string& changes) {
-  const auto& [one, two] = pair;
+  const auto& [calling_peer, called_peer] = pair;
   auto [end_one, at_one] = socket_pair();
   auto [end_two, at_two] = socket_pair();
-  const auto caller = one.context.connecting(std::move(end_one), two.key);
-  const auto called = two.context.listening(std::move(end_two));
+  const auto caller = calling_peer.context.connecting(std::move(end_one), called_peer.key);
+  const auto called = called_peer.context.listening(std::move(end_two));
   Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
   size_t offset = 0;
   bool has_changed = false;
@@ -119,21 +119,21 @@ void change_honest(const Pair& pair, bool of_caller, const std::string& changes)
   check(has_changed || (here == Handshake::kDone && there == Handshake::kDone));
   // TLS ignores a few bytes, such as the version in the head of the first records.
   if (here == Handshake::kDone) {
-    check(caller->peer_key() == two.key);
+    check(caller->peer_key() == called_peer.key);
     expect_nothing_to_read(*caller);
   }
   if (there == Handshake::kDone) {
-    check(called->peer_key() == one.key);
+    check(called->peer_key() == calling_peer.key);
     expect_nothing_to_read(*called);
   }
 }
 
 void change_data(const Pair& pair, const std::string& changes) {
-  const auto& [one, two] = pair;
+  const auto& [calling_peer, called_peer] = pair;
   auto [end_one, at_one] = socket_pair();
   auto [end_two, at_two] = socket_pair();
-  const auto caller = one.context.connecting(std::move(end_one), two.key);
-  const auto called = two.context.listening(std::move(end_two));
+  const auto caller = calling_peer.context.connecting(std::move(end_one), called_peer.key);
+  const auto called = called_peer.context.listening(std::move(end_two));
   Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
   for (int i = 0; i < 6; ++i) {
     here = is_over(here) ? here : caller->shake_hands();
@@ -212,8 +212,8 @@ struct Stranger {
 
 void seal_as_stranger(const std::string& contents) {
   static const Peer peer;
-  auto [end, other] = socket_pair();
-  const auto channel = peer.context.listening(std::move(other));
+  auto [end, far_end] = socket_pair();
+  const auto channel = peer.context.listening(std::move(far_end));
   const Stranger stranger(std::move(end));
   Handshake state = Handshake::kNeedsData;
   for (int i = 0; i < 6 && state != Handshake::kDone; ++i) {
@@ -261,10 +261,10 @@ void seal_as_stranger(const std::string& contents) {
 
 std::vector<std::string> all_seeds() {
   const Peer peer;
-  auto [end, other] = socket_pair();
+  auto [end, far_end] = socket_pair();
   const auto caller = peer.context.connecting(std::move(end), peer.key);
   caller->shake_hands();
-  const std::string hello = received(other->get());
+  const std::string hello = received(far_end->get());
   return {std::string("\0", 1) + hello,
           std::string("\1", 1) + hello,
           std::string("\2\0\0\0", 4),
@@ -306,10 +306,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     change_honest(pair, (data[0] & 1) != 0, rest);
     return 0;
   }
-  const Peer& peer = pair.one;
-  auto [end, other] = socket_pair();
+  const Peer& peer = pair.calling_peer;
+  auto [end, far_end] = socket_pair();
   const auto channel =
       (data[0] & 1) != 0 ? peer.context.connecting(std::move(end), peer.key) : peer.context.listening(std::move(end));
-  send_alone(*channel, other->get(), rest);
+  send_alone(*channel, far_end->get(), rest);
   return 0;
 }

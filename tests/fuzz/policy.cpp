@@ -157,13 +157,14 @@ void compare_wrapper(int32_t type, std::string_view payload) {
   if (type != kForwardAutogradRequest && type != kRunWithProfilingRequest) {
     return;
   }
-  const auto found = type == kForwardAutogradRequest ? read_autograd_wrapper(payload) : read_profiling_wrapper(payload);
-  if (!found) {
+  const auto wrapper =
+      type == kForwardAutogradRequest ? read_autograd_wrapper(payload) : read_profiling_wrapper(payload);
+  if (!wrapper) {
     return;
   }
-  const size_t size = payload.size() - found->payload.size() - sizeof(uint64_t);
-  const auto values = read_as_torch(payload.substr(found->payload.size(), size));
-  check(!values || (values->front().isInt() && values->front().toInt() == found->type));
+  const size_t size = payload.size() - wrapper->payload.size() - sizeof(uint64_t);
+  const auto values = read_as_torch(payload.substr(wrapper->payload.size(), size));
+  check(!values || (values->front().isInt() && values->front().toInt() == wrapper->type));
 }
 
 // Python's own unpickler reads only calls of what is listed for a peer, and results that name nothing.
@@ -187,8 +188,8 @@ void check_report(std::string_view pickle) {
   }
   std::set<std::string> names;
   PickleScan scan(pickle);
-  for (auto found = scan.next(); found != PickleScan::Found::kEnd; found = scan.next()) {
-    if (found == PickleScan::Found::kGlobal) {
+  for (auto kind = scan.next(); kind != PickleScan::Found::kEnd; kind = scan.next()) {
+    if (kind == PickleScan::Found::kGlobal) {
       names.insert(scan.global());
     }
   }
@@ -204,9 +205,9 @@ void check_report(std::string_view pickle) {
       std::string name = report.function;
       std::replace(name.begin(), name.end(), ':', '.');  // a name of a peer may have others
       check(names.size() == 1);
-      std::string other = *names.begin();
-      std::replace(other.begin(), other.end(), ':', '.');
-      check(other == name);
+      std::string with_dots = *names.begin();
+      std::replace(with_dots.begin(), with_dots.end(), ':', '.');
+      check(with_dots == name);
       return;
     }
     case PickleReport::Form::kOther:
@@ -236,7 +237,7 @@ std::string in_frame(const std::string& opcodes) {
 // Pickles of Python: valid ones, made by torch (policy_pickles.py), and malicious ones.
 std::vector<std::string> pickles() {
   const std::string head = global(kModule, "PythonUDF");
-  std::vector<std::string> found = {
+  std::vector<std::string> texts = {
       in_frame(head + global("train", "step") + "K\x01\x85\x94}\x94\x87\x94\x81\x94."),
       in_frame(head + global("posix", "system") + text("true") + "\x85\x94}\x94\x87\x94\x81\x94."),
       in_frame(head + global("train", "step") + "0" + global("posix", "system") + text("true") + "\x85}\x87\x81."),
@@ -246,10 +247,10 @@ std::vector<std::string> pickles() {
   if (const char* const folder = std::getenv("FUZZ_PICKLES")) {
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
       std::ifstream file(entry.path(), std::ios::binary);
-      found.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+      texts.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
     }
   }
-  return found;
+  return texts;
 }
 
 using MessagePtr = c10::intrusive_ptr<rpc::Message>;
@@ -284,18 +285,18 @@ void add_wrapped(const std::string& payload, rpc::MessageType type, std::vector<
 
 // Requests as torch writes them: of each type, and in each wrapper.
 std::vector<std::pair<int32_t, std::string>> requests() {
-  std::vector<std::pair<int32_t, std::string>> found;
+  std::vector<std::pair<int32_t, std::string>> messages;
   const rpc::RRefId rref(1, 2);
   const rpc::ForkId fork(1, 3);
   const auto add = [&](int32_t type, const MessagePtr& message) {
     const std::string payload = payload_of(message);
-    found.emplace_back(type, payload);
-    add_wrapped(payload, message->type(), found);
+    messages.emplace_back(type, payload);
+    add_wrapped(payload, message->type(), messages);
   };
   for (const std::string& pickle : pickles()) {
     const std::string call = std::string(1, '\0') + pickle;
-    found.emplace_back(kPythonCall, call);
-    add_wrapped(call, rpc::PYTHON_CALL, found);
+    messages.emplace_back(kPythonCall, call);
+    add_wrapped(call, rpc::PYTHON_CALL, messages);
     rpc::SerializedPyObj object(std::string(pickle), {});
     add(kPythonRemoteCall,
         rpc::PythonRemoteCall(std::move(object), rref.toIValue(), fork.toIValue(), false).toMessage());
@@ -307,7 +308,7 @@ std::vector<std::pair<int32_t, std::string>> requests() {
     add(kScriptRemoteCall, rpc::ScriptRemoteCall(each, std::vector<c10::IValue>(stack), rref, fork).toMessage());
   }
   const auto add_answer = [&](const MessagePtr& message) {
-    found.emplace_back(static_cast<int32_t>(message->type()), payload_of(message));
+    messages.emplace_back(static_cast<int32_t>(message->type()), payload_of(message));
   };
   add_answer(rpc::ScriptResp(c10::ivalue::Tuple::create({1, "a", 2.5})).toMessage());
   add_answer(rpc::RemoteRet(rref, fork).toMessage());
@@ -328,12 +329,12 @@ std::vector<std::pair<int32_t, std::string>> requests() {
   add(kCleanupAutogradContextRequest, autograd::CleanupAutogradContextReq(3).toMessage());
   add(kRRefBackwardRequest, autograd::RRefBackwardReq(rref, 3, true).toMessage());
   // The schema decides, not the name beside it.
-  found.emplace_back(kScriptCall, bytes("\x80\x02(K\x01X\x19\0\0\0aten::mul.Tensor(Tensor a)X\x12\0\0\0"
-                                        "torch.ops.aten.addt."));
+  messages.emplace_back(kScriptCall, bytes("\x80\x02(K\x01X\x19\0\0\0aten::mul.Tensor(Tensor a)X\x12\0\0\0"
+                                           "torch.ops.aten.addt."));
   for (const int32_t type : kTypes) {
-    found.emplace_back(type, bytes("\x80\x02(K\x01K\x02K\x03t."));
+    messages.emplace_back(type, bytes("\x80\x02(K\x01K\x02K\x03t."));
   }
-  return found;
+  return messages;
 }
 
 }  // namespace

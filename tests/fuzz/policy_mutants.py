@@ -136,9 +136,11 @@ def main() -> int:
             assert text.count(old) == 1, (what, text.count(old))
             (sources / file).write_text(text.replace(old, new))
             build(sources, objects, (file,))
-            found = finds(objects / "policy", folder, inputs)
-            print(f"{'found' if found else 'NOT FOUND'}: without the check that {what}", flush=True)
-            missed += [] if found else [what]
+            is_found = finds(objects / "policy", folder, inputs)
+            print(
+                f"{'found' if is_found else 'NOT FOUND'}: without the check that {what}", flush=True
+            )
+            missed += [] if is_found else [what]
             (sources / file).write_text(text)
             build(sources, objects, (file,))
     return 1 if missed else 0

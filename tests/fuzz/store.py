@@ -94,8 +94,8 @@ class Mutator:
         elif what == 1 and isinstance(holder, dict):
             holder[some.choice(["x", "name", "id", "rank", "kind", "number"])] = some.choice(ODD)
         elif what == 2:
-            other, there = some.choice(places)
-            holder[key] = json.loads(json.dumps(other[there])) if there in _keys(other) else 0
+            another, there = some.choice(places)
+            holder[key] = json.loads(json.dumps(another[there])) if there in _keys(another) else 0
         else:
             holder[key] = some.choice(ODD)
         dumped = json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -114,8 +114,8 @@ class Mutator:
         if what == 3:
             return text[:begin]
         if what == 4:
-            other = some.choice(self.seeds)
-            return text[:begin] + other[some.randrange(len(other) + 1) :]
+            another = some.choice(self.seeds)
+            return text[:begin] + another[some.randrange(len(another) + 1) :]
         return DEEP if some.random() < 0.001 else text[:begin] + some.randbytes(4) + text[begin:]
 
 
@@ -172,8 +172,8 @@ def records() -> tuple[list[bytes], Callable[[bytes], None]]:
             store.set("records", text)
             store.set("record/1", text)
             try:
-                found, missing, read = roster._fetch(store, 1.0)
-                assert len(found) <= 1 and len(missing) <= 512 and read <= 4 * 32768
+                fetched, missing, read = roster._fetch(store, 1.0)
+                assert len(fetched) <= 1 and len(missing) <= 512 and read <= 4 * 32768
             except StoreError:
                 pass
             state[0:] = [fresh(), 1]
@@ -193,14 +193,14 @@ def group() -> tuple[list[bytes], Callable[[bytes], None]]:
         {"error": "why", "kind": "ValueError"},
         {"payloads": ["a", [1], {}]},
     ]
-    seeds = [json.dumps(one).encode() for one in [*arrivals, *answers]]
+    seeds = [json.dumps(arrival).encode() for arrival in [*arrivals, *answers]]
 
     def take(text: bytes) -> None:
-        found: list[Any] = list(arrivals)
+        arrived: list[Any] = list(arrivals)
         for rank in range(3):
             with contextlib.suppress(StoreError):
-                found[rank] = contents.parsed("slot", text, partial(composition.arrival_of, rank))
-        again = composition.compose(found)
+                arrived[rank] = contents.parsed("slot", text, partial(composition.arrival_of, rank))
+        again = composition.compose(arrived)
         if "error" not in again:
             composition.members_of(3, json.loads(json.dumps(again)))
         try:
@@ -224,7 +224,7 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
     key = secret.parse(secret.generate(), "the fuzzer")
     public = identity.session_keys()[0].decode()
     unix = UnixSocket("/run/x/s", Node(1, 2))
-    one = Publication(
+    full = Publication(
         group="g" * 64,
         worker_id=1,
         name="w1",
@@ -238,10 +238,10 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
         place="loopback",
     )
     bare = Publication(
-        **{**vars(one), "unix": None, "tcp": ("tcp://[fd00::1]:80", "tcp://10.0.0.1:81")}
+        **{**vars(full), "unix": None, "tcp": ("tcp://[fd00::1]:80", "tcp://10.0.0.1:81")}
     )
-    sealed = [each.seal(key) for each in (one, bare)]
-    seeds = [*sealed, one.seal(None), bare.seal(None)]
+    sealed = [each.seal(key) for each in (full, bare)]
+    seeds = [*sealed, full.seal(None), bare.seal(None)]
 
     def believed(text: str, known: Any) -> Publication | None:
         try:
@@ -273,11 +273,11 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
             (f"{Publication.FORM.word} sealed {key.fingerprint} {proof} {payload}", key),
             (f"{Publication.FORM.word} open {payload}", None),
         ):
-            found = believed(form, known)
-            if found is not None:
-                assert canonical.dump(found) == payload
-                assert json.loads(payload) == json.loads(json.dumps(asdict(found)))
-                assert all(publication.parse_tcp(endpoint) for endpoint in found.tcp)
+            believed_publication = believed(form, known)
+            if believed_publication is not None:
+                assert canonical.dump(believed_publication) == payload
+                assert json.loads(payload) == json.loads(json.dumps(asdict(believed_publication)))
+                assert all(publication.parse_tcp(endpoint) for endpoint in believed_publication.tcp)
 
     return [seed.encode() for seed in seeds], take
 
@@ -291,24 +291,24 @@ def members() -> tuple[list[bytes], Callable[[bytes], None]]:
     state = membership.State(3, {peer.name: peer for peer in peers}, frozenset(range(3)))
     empty = membership.State()
     seeds = [
-        json.dumps({**one.to_json(), "key": "ab" * 32, "by": "x"}).encode()
-        for one in (state, empty)
+        json.dumps({**state_form.to_json(), "key": "ab" * 32, "by": "x"}).encode()
+        for state_form in (state, empty)
     ]
 
     def take(text: bytes) -> None:
         try:
-            _, found = contents.parsed("members", text, membership._list)
+            _, parsed = contents.parsed("members", text, membership._list)
         except StoreError:
             return
-        again = membership.State.from_json(json.loads(json.dumps(found.to_json())))
-        assert again == found
-        ids = [peer.worker_id for peer in found.peers.values()]
-        assert len(ids) == len(set(ids)) and all(map(contents.is_id, [*ids, *found.used]))
+        again = membership.State.from_json(json.loads(json.dumps(parsed.to_json())))
+        assert again == parsed
+        ids = [peer.worker_id for peer in parsed.peers.values()]
+        assert len(ids) == len(set(ids)) and all(map(contents.is_id, [*ids, *parsed.used]))
 
     return seeds, take
 
 
-TARGETS = {one.__name__: one for one in (records, group, publications, members)}
+TARGETS = {target.__name__: target for target in (records, group, publications, members)}
 
 
 def main(name: str, inputs: int = 10_000_000, seed: int = 0) -> int:

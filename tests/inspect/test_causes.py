@@ -87,16 +87,16 @@ def test_many_cycles_of_many_workers_are_explained_at_once() -> None:
     """There are more cycles than a computer can list."""
     states = everyone_waits_for_everyone(16, 64)
     begin = time.monotonic()
-    found = explained(states)
+    causes = explained(states)
     # It takes 0.1 s. A list of all cycles takes longer than a day.
     assert time.monotonic() - begin < 10
-    assert [cause.kind for cause in found] == ["cycle", "threads"]
-    assert len(found[0].workers) == 16
+    assert [cause.kind for cause in causes] == ["cycle", "threads"]
+    assert len(causes[0].workers) == 16
 
 
 def test_a_group_of_cycles_is_one_cause_with_a_shortest_cycle() -> None:
-    found = explained(everyone_waits_for_everyone(8, 14))
-    assert found[0].text == (
+    causes = explained(everyone_waits_for_everyone(8, 14))
+    assert causes[0].text == (
         "8 workers wait for each other: 'worker0', 'worker1', 'worker2', 'worker3', 'worker4' and 3 "
         "more. A shortest cycle: 'worker0' waits for 'worker1' in `update`, which waits for 'worker0' in "
         "`update`; there, 'worker0' is at update (train.py:7)"
@@ -104,17 +104,17 @@ def test_a_group_of_cycles_is_one_cause_with_a_shortest_cycle() -> None:
 
 
 def test_used_up_pools_of_many_workers_are_one_cause() -> None:
-    found = explained(everyone_waits_for_everyone(3, 4))
-    assert found[1].text.startswith(
+    causes = explained(everyone_waits_for_everyone(3, 4))
+    assert causes[1].text.startswith(
         "all 4 threads of each of 'worker0', 'worker1' and 'worker2' are used up: they run `update` "
         "for other workers"
     )
 
 
 def test_a_used_up_pool_of_one_thread_is_in_the_singular() -> None:
-    found = explained(everyone_waits_for_everyone(2, 1))
+    causes = explained(everyone_waits_for_everyone(2, 1))
     assert "the only thread of each of 'worker0' and 'worker1' is used up: it runs `update`" in (
-        found[1].text
+        causes[1].text
     )
 
 
@@ -143,9 +143,9 @@ def test_two_deadlocks_are_two_causes() -> None:
     """`c` and `d` wait for each other too, and neither pair waits for the other one."""
     pairs = ("a", "b"), ("c", "d")
     states = [
-        busy(name, {1: (other, "update")}, 4, "update")
+        busy(name, {1: (waited_for, "update")}, 4, "update")
         for pair in pairs
-        for name, other in (pair, pair[::-1])
+        for name, waited_for in (pair, pair[::-1])
     ]
     assert [cause.workers for cause in explained(states)] == [("a", "b"), ("c", "d")]
 
@@ -156,7 +156,7 @@ def test_a_long_cycle_is_named_in_full() -> None:
         busy(name, {1: (ring[(index + 1) % 5], "update")}, 4, "update")
         for index, name in enumerate(ring)
     ]
-    (found,) = explained(states)
-    assert found.text.startswith(
+    (cause,) = explained(states)
+    assert cause.text.startswith(
         "'a' waits for 'b' in `update`, which waits for 'c' in `update`, which waits for 'd' in"
     )

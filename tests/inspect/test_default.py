@@ -19,10 +19,10 @@ def agent_type(_: WorkerContext) -> str:
 
 def sockets_of(pid: int) -> int:
     """Return the number of sockets on which the recorder of a process answers."""
-    found = sockets.connect_all(1.0)
-    for one in found:
-        one.connection.close()
-    return sum(one.pid == pid for one in found)
+    connected = sockets.connect_all(1.0)
+    for worker in connected:
+        worker.connection.close()
+    return sum(worker.pid == pid for worker in connected)
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,10 @@ def call_many_with_timeout(me: WorkerContext, to: str, count: int) -> list[str]:
 
 def wait_for_dumps(folder: Path, count: int = 1) -> list[Path]:
     end = time.monotonic() + LIMIT
-    while len(found := sorted(folder.glob("*.json"))) < count:
-        assert time.monotonic() < end, found
+    while len(dumps := sorted(folder.glob("*.json"))) < count:
+        assert time.monotonic() < end, dumps
         time.sleep(0.01)
-    return found
+    return dumps
 
 
 @pytest.fixture

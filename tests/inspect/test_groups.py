@@ -43,7 +43,7 @@ def state(worker: str, pid: int, key: str, **fields: Any) -> WorkerState:
 
 
 def keys(states: list[WorkerState]) -> list[list[int]]:
-    return [[one.pid for one in group.states] for group in grouped(states)]
+    return [[worker.pid for worker in group.states] for group in grouped(states)]
 
 
 # --- states that are made here ------------------------------------------------------------------------
@@ -56,9 +56,9 @@ def test_equal_names_at_one_address_are_two_groups() -> None:
 
 def test_a_stopped_stranger_is_no_cause() -> None:
     stranger = WorkerState("worker1", 3, "is stopped by a signal or a debugger", group_key="b")
-    group, other = grouped([state("worker0", 1, "a"), stranger])
+    group, stranger_group = grouped([state("worker0", 1, "a"), stranger])
     assert causes.explain(group) == []
-    assert [one.pid for one in other.states] == [3]
+    assert [worker.pid for worker in stranger_group.states] == [3]
 
 
 def test_a_failed_start_is_shown_to_the_group_that_lacks_it() -> None:
@@ -120,12 +120,12 @@ def test_all_workers_of_a_group_have_its_id(tmp_path: Path, backend: str, size: 
         for number in range(2):
             url = f"file://{tmp_path}/store{'' if size is not None else number}"
             started.run(steps.join, url, backend=backend, world_size=size)
-            found = {one.group_key for one in workers.running(pids=pids)}
-            assert len(found) == 1
-            ids.extend(found)
+            group_keys = {worker.group_key for worker in workers.running(pids=pids)}
+            assert len(group_keys) == 1
+            ids.extend(group_keys)
             started.run(steps.leave)
     assert len(set(ids)) == 2
-    assert all(len(one) == 16 for one in ids)
+    assert all(len(group_id) == 16 for group_id in ids)
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +168,11 @@ def test_one_group_can_be_chosen(programs: list[Workers]) -> None:
         done = subprocess.run(
             [*command, "--group", wanted], capture_output=True, text=True, check=True
         )
-        found = json.loads(done.stdout)
-        assert {one["pid"] for one in found["workers"]} == {worker.pid for worker in programs[1]}
-        (group,) = found["groups"]
+        report = json.loads(done.stdout)
+        assert {worker["pid"] for worker in report["workers"]} == {
+            worker.pid for worker in programs[1]
+        }
+        (group,) = report["groups"]
         assert group["members"] == ["worker0", "worker1"]
         assert group["id"] == state.group_key
 

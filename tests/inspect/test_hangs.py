@@ -143,8 +143,8 @@ def inspect(workers: Workers, *arguments: str) -> dict[str, Any]:
     for worker in workers:
         command += ["--pid", str(worker.pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def cause(workers: Workers, kind: str, text: str = "") -> str:
@@ -152,20 +152,20 @@ def cause(workers: Workers, kind: str, text: str = "") -> str:
     end = time.monotonic() + LIMIT
     while True:
         try:
-            found = inspect(workers)["causes"]
+            causes = inspect(workers)["causes"]
         except subprocess.CalledProcessError:  # they have not called init_rpc yet
-            found = []
-        for one in found:
-            if one["kind"] == kind and text in one["text"]:
-                return str(one["text"])
-        assert time.monotonic() < end, f"no cause {kind!r} with {text!r}: {found}"
+            causes = []
+        for each in causes:
+            if each["kind"] == kind and text in each["text"]:
+                return str(each["text"])
+        assert time.monotonic() < end, f"no cause {kind!r} with {text!r}: {causes}"
 
 
 def wait_for_shutdown(workers: Workers, name: str) -> None:
     end = time.monotonic() + LIMIT
     while not any(
-        one["worker"] == name and " in shutdown\n" in one["stacks"]
-        for one in inspect(workers)["workers"]
+        worker["worker"] == name and " in shutdown\n" in worker["stacks"]
+        for worker in inspect(workers)["workers"]
     ):
         assert time.monotonic() < end, f"{name} does not call shutdown"
 
@@ -201,7 +201,7 @@ def test_a_worker_in_a_cycle_is_not_named_for_shutdown(two: Workers) -> None:
     cause(two, "cycle")
     step = two[1].start(steps.leave)
     wait_for_shutdown(two, "worker1")
-    assert {one["kind"] for one in inspect(two)["causes"]} == {"cycle"}
+    assert {cause["kind"] for cause in inspect(two)["causes"]} == {"cycle"}
     step.worker.kill()
 
 
@@ -285,7 +285,7 @@ def test_deleted_rrefs_are_not_named(two: Workers) -> None:
     two.run(use_and_delete_rref)
     two[0].call(shut_down_in_background)
     assert cause(two, "shutdown")
-    assert [one for one in inspect(two)["causes"] if one["kind"] == "rref"] == []
+    assert [cause for cause in inspect(two)["causes"] if cause["kind"] == "rref"] == []
 
 
 def test_a_worker_whose_start_failed_is_named(unstarted: Workers, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_slow_method_is_named_with_its_line(two: Workers) -> None:
 
     def slow() -> str:
         states = workers.running(pids=[worker.pid for worker in two])
-        found = [cause for group in grouped(states) for cause in causes.explain(group)]
-        return found[0].text if found else ""
+        shown = [cause for group in grouped(states) for cause in causes.explain(group)]
+        return shown[0].text if shown else ""
 
     wait_until(lambda: "`wait`; there, 'worker1' is at wait (test_method_names.py:" in slow())

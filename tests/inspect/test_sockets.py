@@ -1,4 +1,4 @@
-"""The sockets of workers: only their user reads them, and nobody else can pose as a worker."""
+"""The sockets of workers: only their user reads them, and no other user can pose as a worker."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def only_socket(pid: int) -> str:
     names: list[str] = []
 
     def is_only() -> bool:
-        found = [one for one in sockets.connect_all(5.0) if one.pid == pid]
-        for one in found:
-            one.connection.close()
-        names[:] = [one.name for one in found]
+        connected = [worker for worker in sockets.connect_all(5.0) if worker.pid == pid]
+        for worker in connected:
+            worker.connection.close()
+        names[:] = [worker.name for worker in connected]
         return len(names) == 1
 
     wait_until(is_only)
@@ -75,10 +75,10 @@ def only_socket(pid: int) -> str:
 
 
 def test_a_socket_is_found_with_its_process(listener: socket.socket) -> None:
-    found = [one for one in sockets.connect_all(1.0) if one.pid == os.getpid()]
-    assert listener.getsockname() in [f"\0{one.name}".encode() for one in found]
-    for one in found:
-        one.connection.close()
+    connected = [worker for worker in sockets.connect_all(1.0) if worker.pid == os.getpid()]
+    assert listener.getsockname() in [f"\0{worker.name}".encode() for worker in connected]
+    for worker in connected:
+        worker.connection.close()
 
 
 def test_a_killed_worker_leaves_no_files(worker: Workers, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_another_user_reads_nothing(worker: Workers) -> None:
     with curious as process:
         output, _ = process.communicate(timeout=60)
     assert output in {"b''\n", "ConnectionResetError\n", "BrokenPipeError\n"}
-    assert [one.problem for one in workers.running(pids=[worker[0].pid])] == [""]
+    assert [worker_state.problem for worker_state in workers.running(pids=[worker[0].pid])] == [""]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
@@ -123,7 +123,7 @@ def test_a_socket_of_another_user_is_not_taken() -> None:
     with posing as impostor:
         assert impostor.stdout is not None
         assert impostor.stdout.readline() == "ready\n"
-        assert [one for one in sockets.connect_all(1.0) if one.pid == impostor.pid] == []
+        assert [worker for worker in sockets.connect_all(1.0) if worker.pid == impostor.pid] == []
         assert workers.running(pids=[impostor.pid]) == []
 
 

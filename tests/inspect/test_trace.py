@@ -84,17 +84,17 @@ def shifted(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def events(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     states: list[WorkerState] = [parse_state(document) for document in documents]
-    found: list[dict[str, Any]] = chrome.trace(states)["traceEvents"]
-    return found
+    drawn: list[dict[str, Any]] = chrome.trace(states)["traceEvents"]
+    return drawn
 
 
 def test_each_arrow_joins_a_call_and_its_execution(documents: list[dict[str, Any]]) -> None:
-    found = events(documents)
+    drawn = events(documents)
     arrows: dict[int, list[dict[str, Any]]] = {}
-    for event in found:
+    for event in drawn:
         if event["ph"] in "sf":
             arrows.setdefault(event["id"], []).append(event)
-    made = [event for event in found if event["ph"] == "X" and " to " in event["name"]]
+    made = [event for event in drawn if event["ph"] == "X" and " to " in event["name"]]
     assert len(made) >= 3 * 2 + 5
     assert len(arrows) == 2 * len(made)  # the request and the answer of each call
     for pair in arrows.values():
@@ -102,10 +102,10 @@ def test_each_arrow_joins_a_call_and_its_execution(documents: list[dict[str, Any
         assert pair[0]["pid"] != pair[1]["pid"]
         for event in pair:
             assert any(
-                (one["pid"], one["tid"]) == (event["pid"], event["tid"])
-                and one["ts"] <= event["ts"] <= one["ts"] + one["dur"]
-                for one in found
-                if one["ph"] == "X"
+                (slice_["pid"], slice_["tid"]) == (event["pid"], event["tid"])
+                and slice_["ts"] <= event["ts"] <= slice_["ts"] + slice_["dur"]
+                for slice_ in drawn
+                if slice_["ph"] == "X"
             )
 
 
@@ -137,12 +137,12 @@ def test_sizes_and_functions_are_shown(documents: list[dict[str, Any]]) -> None:
 
 def test_clocks_of_hosts_are_aligned_by_calls(shifted: list[dict[str, Any]]) -> None:
     arrows: dict[int, dict[str, dict[str, Any]]] = {}
-    found = events(shifted)
-    for event in found:
+    drawn = events(shifted)
+    for event in drawn:
         if event["ph"] in "sf":
             arrows.setdefault(event["id"], {})[event["ph"]] = event
     assert all(pair["s"]["ts"] <= pair["f"]["ts"] for pair in arrows.values())
-    times = [event["ts"] for event in found if event["ph"] == "X"]
+    times = [event["ts"] for event in drawn if event["ph"] == "X"]
     assert max(times) - min(times) < SHIFT_US / 60
 
 
@@ -152,11 +152,11 @@ def test_aligned_executions_lie_inside_their_calls(shifted: list[dict[str, Any]]
     first, second = (parse_state(document) for document in shifted)
     from rpc_backends_inspect import clocks
 
-    found = list(clocks.pairs([first, second]))
-    measured = clocks.offsets_us([first, second], found)
+    pairs = list(clocks.pairs([first, second]))
+    measured = clocks.offsets_us([first, second], pairs)
     trips = [
         (pair.sent.end_us - pair.sent.begin_us) - (pair.served.end_us - pair.served.begin_us)
-        for pair in found
+        for pair in pairs
     ]
     assert abs(measured[1] - offsets[1]) <= max(min(trips), 0) + 50
 
@@ -178,8 +178,8 @@ def test_a_program_is_run_and_drawn(tmp_path: Path) -> None:
     done = run("--out", str(out), sys.executable, str(program), f"file://{tmp_path}/store", "3")
     assert done.returncode == 3, done.stderr
     assert "calls of 2 workers; open it in" in done.stderr
-    found = json.loads(out.read_text())["traceEvents"]
-    names = [event["name"] for event in found if event["ph"] == "X"]
+    drawn = json.loads(out.read_text())["traceEvents"]
+    names = [event["name"] for event in drawn if event["ph"] == "X"]
     assert names.count("add to worker1") == 5
     assert names.count("add from worker0") == 5
 

@@ -19,9 +19,11 @@ import torch
 from rich.console import Console
 from torch.distributed import rpc
 
-from rpc_backends_inspect import watching, workers
+from rpc_backends_inspect import sockets, watching, workers
 from support import steps
 from support.workers import WorkerContext, Workers
+
+pytestmark = pytest.mark.slow
 
 STOP = threading.Event()
 
@@ -38,7 +40,7 @@ def call_until_stopped(me: WorkerContext, to: str) -> None:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """Two workers, one of which calls the other all the time."""
     folder = tmp_path_factory.mktemp("watch")
-    with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as started:
+    with Workers(2, env={"RPC_BACKENDS_RECORDER": "1000"}) as started:
         started.run(steps.join, f"file://{folder}/store", backend="ZEROMQ")
         started[0].call(call_until_stopped, "worker1")
         yield started
@@ -55,10 +57,10 @@ def test_rates_and_times_are_those_of_the_calls(busy: Workers) -> None:
     command_ = command(busy, "--json", "--interval", "0.5")
     with subprocess.Popen(command_, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = json.loads(process.stdout.readline())
+        line = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
         process.stdout.close()
-    (row,) = found["rows"]
+    (row,) = line["rows"]
     assert (row["worker"], row["peer"], row["function"]) == (
         "worker0",
         "worker1",
@@ -161,4 +163,15 @@ def test_asking_for_stacks_does_a_busy_worker_no_harm(busy: Workers) -> None:
     """The stacks are read while the threads run. A careless reader could crash the process."""
     pids = [worker.pid for worker in busy]
     for _ in range(30):
-        assert [state.problem for state in workers.running(pids=pids)] == ["", ""]
+        states = [stacks(answer) for answer in sockets.connect_all(30) if answer.pid in pids]
+        assert len(states) == 2
+        assert all(states)
+    assert [state.problem for state in workers.running(pids=pids)] == ["", ""]
+
+
+def stacks(worker: sockets.WorkerSocket) -> bytes:
+    """Return the last part of a worker's state, without the thousands of calls before it."""
+    with worker.connection as connection:
+        connection.sendall(b"a")
+        with connection.makefile("rb") as stream:
+            return stream.read().partition(b'"stacks"')[2]

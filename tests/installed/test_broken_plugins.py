@@ -395,8 +395,8 @@ def asked(environment: Environment) -> dict[str, str]:
         json.dumps([name_of(title) for title in BACKENDS]),
         env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
     )
-    found: dict[str, str] = result.json
-    return found
+    answers: dict[str, str] = result.json
+    return answers
 
 
 @pytest.fixture(scope="module")
@@ -431,7 +431,9 @@ def test_doctor_says_how_a_package_is_broken(
     report: dict[str, list[dict[str, Any]]], title: str
 ) -> None:
     package = distribution_of(title)
-    problems = [one["text"] for one in report[KINDS[title].section] if one["level"] == "problem"]
+    problems = [
+        finding["text"] for finding in report[KINDS[title].section] if finding["level"] == "problem"
+    ]
     names = (f"{package} 0.3", f"{package.replace('-', '_')} 0.3")
     own = [text for text in problems if any(name in text for name in names)]
     assert own, problems
@@ -474,7 +476,7 @@ def test_a_broken_hook_package_is_a_warning(environment: Environment) -> None:
         """
     )
     for title in titles:
-        (text,) = (one for one in result.json if distribution_of(title) in one)
+        (text,) = (warning for warning in result.json if distribution_of(title) in warning)
         check(text, title, KINDS[title])
 
 

@@ -359,8 +359,8 @@ def test_use_does_not_change_the_order_of_members(
         print(json.dumps([member.name for member in rpc.BackendType]))
         """
 
-    one = environment.run(code, "PIGEON", "TENSORPIPE").json
-    other = environment.run(code, "FAULTY_TENSORPIPE", "ALBATROSS", "PIGEON").json
+    first = environment.run(code, "PIGEON", "TENSORPIPE").json
+    second = environment.run(code, "FAULTY_TENSORPIPE", "ALBATROSS", "PIGEON").json
 
-    assert one == other
-    assert set(one) == {"ALBATROSS", "FAULTY_TENSORPIPE", "PIGEON", "TENSORPIPE"}
+    assert first == second
+    assert set(first) == {"ALBATROSS", "FAULTY_TENSORPIPE", "PIGEON", "TENSORPIPE"}

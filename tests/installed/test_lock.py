@@ -230,7 +230,7 @@ def test_the_command_lists_each_difference(locked: Environment) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"Error: the installed packages differ from {LOCK}:",
-        *(f"- {one}" for one in sorted(expected)),
+        *(f"- {difference}" for difference in sorted(expected)),
     ]
     done = locked.command("rpc-backends", "lock", "--check", "--json", check=False)
     assert done.returncode == 1

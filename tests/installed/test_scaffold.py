@@ -148,12 +148,12 @@ def test_it_conforms_untouched(package: Package, tmp_path: Path) -> None:
     report = tmp_path / "all"
     run_its_tests(package, "--rpc-report", str(report), "-k", f"Test{package.name}")
 
-    found: dict[str, Any] = json.loads(report.with_suffix(".json").read_text())
-    assert found["backend"]["name"] == package.name
-    assert found["verdict"] == "conforms"
-    assert "broken" not in found["capabilities"].values()
+    results: dict[str, Any] = json.loads(report.with_suffix(".json").read_text())
+    assert results["backend"]["name"] == package.name
+    assert results["verdict"] == "conforms"
+    assert "broken" not in results["capabilities"].values()
     # Every capability that works is declared, so an author starts with a correct declaration.
-    assert "works, not declared" not in found["capabilities"].values(), found["capabilities"]
+    assert "works, not declared" not in results["capabilities"].values(), results["capabilities"]
 
 
 def run_command(package: Package, command: str, **variables: str) -> None:
@@ -249,7 +249,7 @@ def test_the_commands_of_a_guide_for_authors_work(
     (tmp_path / "home").mkdir()
     commands = commands_of(ROOT / "docs" / "how-to" / name)
     parts = ("~/", "./p", "./e", "MY_BACKEND", "SOCKETS")
-    commands = [one for one in commands if any(part in one for part in parts)]
+    commands = [command for command in commands if any(part in command for part in parts)]
 
     for command in commands:
         if command.startswith("pytest --pyargs"):  # would run the same suite again

@@ -117,7 +117,7 @@ def test_the_wheel_of_the_agents_has_the_hash_of_its_sources(wheels: dict[str, P
 def test_no_distribution_limits_torch_from_above(distribution: str) -> None:
     """Otherwise pip would replace a newer torch, or a nightly one."""
     requirements = map(Requirement, read_project(FOLDERS[distribution])["dependencies"])
-    (torch,) = (one for one in requirements if one.name == "torch")
+    (torch,) = (requirement for requirement in requirements if requirement.name == "torch")
 
     assert str(torch.specifier) == ">=2.6"
 

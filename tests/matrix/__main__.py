@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument(
         "--stages",
         default="",
-        help=f"some of: {' '.join(one.name for one in STAGES)}; writes only the table of {WHEELS}",
+        help=f"some of: {' '.join(stage.name for stage in STAGES)}; writes only the table of {WHEELS}",
     )
     parser.add_argument(
         "--dist", type=Path, help="wheels of the last commit that are built already"
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run stages that have passed, too")
     parser.add_argument("--keep", action="store_true", help="do not delete the environments")
     given = parser.parse_args()
-    stages = [one for one in STAGES if not given.stages or one.name in given.stages.split()]
+    stages = [stage for stage in STAGES if not given.stages or stage.name in given.stages.split()]
     try:
         torches = {python: pairs.torches_for(python) for python in pairs.supported_pythons()}
         chosen = pairs.choose(torches, given.only)

@@ -41,8 +41,8 @@ def supported_torch() -> SpecifierSet:
 
 def supported_pythons() -> list[Version]:
     """Return the minor versions of Python that the core's classifiers name."""
-    found = map(_CLASSIFIER.fullmatch, _project()["classifiers"])
-    return [Version(match[1]) for match in found if match]
+    matches = map(_CLASSIFIER.fullmatch, _project()["classifiers"])
+    return [Version(match[1]) for match in matches if match]
 
 
 def published_torch(python: Version) -> list[Version]:
@@ -117,8 +117,8 @@ def interpreter(python: Version) -> Path | None:
             done = subprocess.run([name, "-c", code], capture_output=True, text=True, check=False)
         except FileNotFoundError:
             continue
-        prefix, _, found = done.stdout.strip().rpartition(" ")
-        if done.returncode == 0 and found == str(python):
+        prefix, _, version = done.stdout.strip().rpartition(" ")
+        if done.returncode == 0 and version == str(python):
             return Path(prefix, "bin", f"python{python}")
     return None
 

@@ -50,7 +50,7 @@ class Row:
     :ivar python: the minor version, for example ``3.12``.
     :ivar commit: the short name of the commit that the results hold for.
     :ivar date: the day of the run.
-    :ivar missing: for each private name that this torch lacks, what is lost; None if nobody looked.
+    :ivar missing: for each private name that this torch lacks, what is lost; None if none was looked for.
     """
 
     torch: str
@@ -96,8 +96,8 @@ def of(torch: str, python: str) -> Row | None:
 
     :param torch: the version without the build, for example ``2.9.1``.
     """
-    found = (one for one in read() if _key(one) == (torch, python))
-    return next(found, None)
+    entries = (entry for entry in read() if _key(entry) == (torch, python))
+    return next(entries, None)
 
 
 def write(row: Row) -> None:
@@ -126,7 +126,7 @@ def _write(rows: list[Row], installations: list[Installation]) -> None:
 
 
 def _with(entries: list[_Entry], entry: _Entry) -> list[_Entry]:
-    others = [other for other in entries if _key(other) != _key(entry)]
+    others = [each for each in entries if _key(each) != _key(entry)]
     return sorted([*others, entry], key=lambda each: (Version(each.torch), Version(each.python)))
 
 
@@ -179,9 +179,9 @@ def _names(rows: list[Row]) -> str:
     return _NAMES + "\n".join(lines) + "\n"
 
 
-def _row(found: Mapping[str, Any]) -> Row:
-    stages = {name: Outcome(**one) for name, one in found["stages"].items()}
-    return Row(**{**found, "stages": stages})
+def _row(entry: Mapping[str, Any]) -> Row:
+    stages = {name: Outcome(**outcome) for name, outcome in entry["stages"].items()}
+    return Row(**{**entry, "stages": stages})
 
 
 def _row_of(cells: list[str]) -> str:

@@ -200,11 +200,11 @@ class Trial:
 
     def missing_names(self) -> dict[str, str]:
         """Return the private names that the installed torch lacks, each with what is lost."""
-        found = self._printed(
+        printed = self._printed(
             "import json; from rpc_backends_core.spi import torch_internals; "
             "print(json.dumps({one.path: one.without for one in torch_internals.missing()}))"
         )
-        names: dict[str, str] = json.loads(found)
+        names: dict[str, str] = json.loads(printed)
         return names
 
     def _printed(self, source: str) -> str:

@@ -26,7 +26,7 @@ def main() -> int:
     given = parser.parse_args()
     chosen = list(mutants(SOUND.read_text()))[:: given.every]
     if given.line is not None:
-        chosen = [one for one in chosen if one.line == given.line]
+        chosen = [mutant for mutant in chosen if mutant.line == given.line]
     (fate,) = run([sound(SOUND.read_text())])
     if fate.killed_by:
         print(f"without a fault, {fate.killed_by} fails: {fate.got}")
@@ -49,8 +49,10 @@ def main() -> int:
     unknown = [
         survivor for survivor in survivors if (survivor.fault, survivor.before) not in reasons
     ]
-    for one in survivors:
-        print(f"survives: {one}: {reasons.get((one.fault, one.before), 'NOT LISTED')}")
+    for survivor in survivors:
+        print(
+            f"survives: {survivor}: {reasons.get((survivor.fault, survivor.before), 'NOT LISTED')}"
+        )
     return 1 if unknown else 0
 
 

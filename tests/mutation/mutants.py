@@ -63,7 +63,7 @@ def mutants(source: str) -> Iterator[Mutant]:
     tree = ast.parse(source)
     _drop_annotations(tree)
     seen = {ast.unparse(tree)}
-    found = []
+    mutants_of_source = []
     caught = {id(node.type) for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)}
     for number, node in enumerate(ast.walk(tree)):
         if id(node) in caught:
@@ -74,8 +74,8 @@ def mutants(source: str) -> Iterator[Mutant]:
                 seen.add(mutated)
                 line = getattr(node, "lineno", 0)
                 before = ast.unparse(node).partition("\n")[0]
-                found.append(Mutant(line, fault, before, mutated))
-    yield from sorted(found, key=lambda one: one.line)
+                mutants_of_source.append(Mutant(line, fault, before, mutated))
+    yield from sorted(mutants_of_source, key=lambda mutant: mutant.line)
 
 
 def _changed(tree: ast.Module, number: int, change: Change) -> str | None:
@@ -147,8 +147,8 @@ def _statement(node: ast.stmt) -> Iterator[tuple[str, Change]]:
 def _expression(node: ast.expr) -> Iterator[tuple[str, Change]]:
     if isinstance(node, ast.Compare):
         for place, op in enumerate(node.ops):
-            other = _COMPARISONS[type(op)]
-            yield "comparison changed", _set_at("ops", place, other())
+            opposite = _COMPARISONS[type(op)]
+            yield "comparison changed", _set_at("ops", place, opposite())
     if isinstance(node, ast.BoolOp):
         other_op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
         yield "and taken for or", _set("op", other_op)

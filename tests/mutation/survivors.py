@@ -30,13 +30,13 @@ def listed() -> dict[tuple[str, str], str]:
 
     The file has two lines for each: ``FAULT: BEFORE``, and the reason, indented.
     """
-    found: dict[tuple[str, str], str] = {}
+    reasons: dict[tuple[str, str], str] = {}
     name = ("", "")
     for line in FILE.read_text().splitlines():
         if line.startswith("    "):
-            found[name] = f"{found[name]} {line.strip()}".strip()
+            reasons[name] = f"{reasons[name]} {line.strip()}".strip()
         elif line and not line.startswith("#"):
             fault, _, before = line.partition(": ")
             name = (fault, before)
-            found[name] = ""
-    return found
+            reasons[name] = ""
+    return reasons

@@ -69,9 +69,9 @@ def test_mutants_are_different_programs_with_one_fault() -> None:
             return a + 1
         """
     )
-    found = list(mutants(source))
-    assert len({one.source for one in found}) == len(found)
-    assert {one.fault for one in found} == {
+    made = list(mutants(source))
+    assert len({mutant.source for mutant in made}) == len(made)
+    assert {mutant.fault for mutant in made} == {
         "statement dropped",
         "nothing returned",
         "condition negated",
@@ -84,4 +84,4 @@ def test_mutants_are_different_programs_with_one_fault() -> None:
         "one more",
         "one less",
     }
-    assert {one.line for one in found} == {4, 5, 6}
+    assert {mutant.line for mutant in made} == {4, 5, 6}

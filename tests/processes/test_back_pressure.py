@@ -80,7 +80,7 @@ def test_unsent_calls_take_bounded_memory_and_all_arrive(
     """While the receiver is suspended, the sender's calls beyond the limit wait."""
     options = {} if limit is None else {"max_unanswered_bytes": limit}
     with Workers(3, seconds=120) as workers:
-        sender, receiver, other = workers
+        sender, receiver, bystander = workers
         workers.run(join, f"file://{tmp_path}/store", engine, **options)
         sender.call(steps.call, "worker1")  # connects
         sender.call(return_freed_tensors)
@@ -94,7 +94,7 @@ def test_unsent_calls_take_bounded_memory_and_all_arrive(
             sent = tmp_path / "sent"
             eventually(lambda: sent.exists() and sent.read_text() == str(admitted), sent.read_text)
             if limit is not None:
-                other.call(call_large, "worker0")  # without the limit, worker0 would send more
+                bystander.call(call_large, "worker0")  # without the limit, worker0 would send more
                 assert sent.read_text() == str(admitted)
         finally:
             os.kill(receiver.pid, signal.SIGCONT)
@@ -126,9 +126,9 @@ def test_memory_for_unread_answers_is_bounded(tmp_path: Path, engine: str) -> No
     """While the caller is suspended, other callers are served. In the end all answers arrive."""
     gate = tmp_path / "gate"
     with Workers(3, seconds=120) as workers:
-        caller, callee, other = workers
+        caller, callee, bystander = workers
         workers.run(join, f"file://{tmp_path}/store", engine, max_unanswered_bytes=LIMIT)
-        for worker in (caller, other):
+        for worker in (caller, bystander):
             worker.call(steps.call, "worker1")  # connects
         callee.call(return_freed_tensors)
         before = callee.call(metric, "agent.requests_received")
@@ -142,7 +142,7 @@ def test_memory_for_unread_answers_is_bounded(tmp_path: Path, engine: str) -> No
         suspend(caller.pid)
         try:
             gate.touch()
-            other.call(call_large, "worker1")  # without the limit, it would make all answers
+            bystander.call(call_large, "worker1")  # without the limit, it would make all answers
             taken = memory(callee.pid, "VmHWM") - before_answers
         finally:
             os.kill(caller.pid, signal.SIGCONT)

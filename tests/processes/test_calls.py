@@ -23,7 +23,7 @@ LONG = (float("inf"), 1e10)
 class Counter:
     """An object with a method for RRefs."""
 
-    def one(self) -> int:
+    def return_one(self) -> int:
         """Return 1."""
         return 1
 
@@ -36,9 +36,9 @@ def calls_with(timeout: float) -> dict[str, Callable[[], Any]]:
         "rpc_async": lambda: rpc.rpc_async("worker1", int, args=(1,), timeout=timeout).wait(),
         "remote": lambda: rpc.remote("worker1", int, args=(1,), timeout=timeout).to_here(),
         "to_here": lambda: rpc.remote("worker1", int, args=(1,)).to_here(timeout=timeout),
-        "rref.rpc_sync": lambda: rref.rpc_sync(timeout).one(),
-        "rref.rpc_async": lambda: rref.rpc_async(timeout).one().wait(),
-        "rref.remote": lambda: rref.remote(timeout).one().to_here(),
+        "rref.rpc_sync": lambda: rref.rpc_sync(timeout).return_one(),
+        "rref.rpc_async": lambda: rref.rpc_async(timeout).return_one().wait(),
+        "rref.remote": lambda: rref.remote(timeout).return_one().to_here(),
     }
 
 
@@ -185,7 +185,7 @@ def end_at_once() -> None:
 def errors_of_calls(me: WorkerContext) -> dict[str, str]:
     """End worker1 in a call, and call it again in each way; return the texts of the errors."""
     rref = rpc.remote("worker1", Counter)
-    assert rref.rpc_sync().one() == 1
+    assert rref.rpc_sync().return_one() == 1
 
     def call_back() -> str:
         seen: list[str] = []
@@ -207,7 +207,7 @@ def errors_of_calls(me: WorkerContext) -> dict[str, str]:
         "callback": call_back,
         "to_here": lambda: rpc.remote("worker1", int, args=(1,)).to_here(),
         "rref": rref.to_here,
-        "method": lambda: rref.rpc_sync().one(),
+        "method": lambda: rref.rpc_sync().return_one(),
     }
     errors = {}
     for way, call in ways.items():
@@ -231,5 +231,5 @@ def test_errors_of_calls_to_an_ended_worker_name_it(url: str, backend: str, reco
         assert unnamed == bare, errors
         if backend == "TENSORPIPE" and recorder == "off":
             assert "worker 'worker0' called builtins.int" in errors["rpc_sync"]
-            assert "called the method 'one' of an RRef" in errors["method"]
+            assert "called the method 'return_one' of an RRef" in errors["method"]
         workers[0].call(steps.leave, graceful=False)

@@ -222,8 +222,8 @@ def train(me: WorkerContext) -> None:
         gradient = dist_autograd.get_gradients(context)[x]
         optimizer.step(context)
     assert (str(gradient.device), gradient.tolist()) == ("cuda:0", [1.0] * 4)
-    found = rpc.rpc_sync("worker1", value_of, args=(weight,))
-    assert (str(found.device), found.tolist()) == ("cuda:0", [1.0, 0.5, 0.0, -0.5])
+    value = rpc.rpc_sync("worker1", value_of, args=(weight,))
+    assert (str(value.device), value.tolist()) == ("cuda:0", [1.0, 0.5, 0.0, -0.5])
 
 
 def test_distributed_autograd_and_optimizer_work_on_devices(group: Any) -> None:

@@ -91,23 +91,23 @@ def test_the_current_backend_is_named_with_its_surroundings(url: str, backend: s
     with Workers(1, env=RECORDING) as workers:
         assert workers.run(facts) == [None]
         (messages,) = workers.run(join_and_log, url, backend=backend)
-        (found,) = workers.run(facts)
+        (current,) = workers.run(facts)
         ((type_text, text, is_instance, is_plain),) = workers.run(classes)
         workers.run(steps.leave)
         assert workers.run(facts) == [None]
 
-    assert found is not None
-    assert found.name == backend
-    assert found.distribution == f"rpc-backend-{backend.lower().replace('_', '-')}"
-    assert found.options.endswith("RpcBackendOptions")
-    assert found.in_front == ("recorder",)
-    assert "rpc-backends-inspect" in found.hooks
-    assert found.address
-    assert found.encryption == ("TLS 1.3" if backend == "ZEROMQ" else "none")
+    assert current is not None
+    assert current.name == backend
+    assert current.distribution == f"rpc-backend-{backend.lower().replace('_', '-')}"
+    assert current.options.endswith("RpcBackendOptions")
+    assert current.in_front == ("recorder",)
+    assert "rpc-backends-inspect" in current.hooks
+    assert current.address
+    assert current.encryption == ("TLS 1.3" if backend == "ZEROMQ" else "none")
     assert messages == [
-        f"RPC worker 'worker0' (rank 0) runs on {backend} ({found.distribution} {found.version}); "
-        f"address: {found.address}; encryption: {found.encryption}; in front: recorder; "
-        f"hooks: {', '.join(found.hooks)}"
+        f"RPC worker 'worker0' (rank 0) runs on {backend} ({current.distribution} {current.version}); "
+        f"address: {current.address}; encryption: {current.encryption}; in front: recorder; "
+        f"hooks: {', '.join(current.hooks)}"
     ]
     engine = backend.replace("_", "").casefold()
     assert engine in type_text.casefold()
@@ -136,12 +136,12 @@ def test_the_class_of_an_agent_names_its_engine(
 def test_torchs_own_backend_is_named_too(url: str) -> None:
     with Workers(1, env={"RPC_BACKENDS_DENY": "TENSORPIPE"}) as workers:
         (messages,) = workers.run(join_and_log, url)
-        (found,) = workers.run(facts)
+        (current,) = workers.run(facts)
         workers.run(steps.leave)
 
-    assert found is not None
-    assert (found.name, found.distribution) == ("TENSORPIPE", "torch")
-    assert (found.address, found.encryption) == (None, "not declared")
+    assert current is not None
+    assert (current.name, current.distribution) == ("TENSORPIPE", "torch")
+    assert (current.address, current.encryption) == (None, "not declared")
     assert len(messages) == 1
     assert "runs on TENSORPIPE (torch 2." in messages[0]
     assert "address: not known; encryption: not declared" in messages[0]
@@ -152,11 +152,11 @@ def test_interceptors_are_listed_from_the_program_to_the_network(url: str, tmp_p
     env = {**RECORDING, "RPC_BACKENDS_FAULTS": str(tmp_path / "rules.toml")}
     with Workers(1, env=env) as workers:
         workers.run(steps.join, url, backend="ZEROMQ")
-        (found,) = workers.run(facts)
+        (current,) = workers.run(facts)
         workers.run(steps.leave)
 
-    assert found is not None
-    assert found.in_front == ("recorder", "faults")
+    assert current is not None
+    assert current.in_front == ("recorder", "faults")
 
 
 def test_an_agent_that_a_hook_has_replaced_is_shown_by_its_class(url: str, tmp_path: Path) -> None:
@@ -169,12 +169,12 @@ def test_an_agent_that_a_hook_has_replaced_is_shown_by_its_class(url: str, tmp_p
     with Workers(1) as workers:
         workers.run(steps.put_on_path, wheel)
         workers.run(steps.join, url)
-        (found,) = workers.run(facts)
+        (current,) = workers.run(facts)
         workers.run(steps.leave)
 
-    assert found is not None
-    assert found.in_front == ("Replacement",)
-    assert "rpc-hooks-sample" in found.hooks
+    assert current is not None
+    assert current.in_front == ("Replacement",)
+    assert "rpc-hooks-sample" in current.hooks
 
 
 def test_no_backend_runs_after_a_failed_start(url: str) -> None:

@@ -160,8 +160,8 @@ def test_a_call_to_oneself_needs_a_map_too(group: Any) -> None:
 
 def use_script(me: WorkerContext) -> None:
     x = torch.ones(5, device="late:0")
-    found = rpc.rpc_sync("worker1", scripted, args=(x, x))
-    assert (str(found.device), found.cpu().tolist()) == ("late:0", [2.0] * 5)
+    result = rpc.rpc_sync("worker1", scripted, args=(x, x))
+    assert (str(result.device), result.cpu().tolist()) == ("late:0", [2.0] * 5)
 
 
 def test_torchscript_functions_get_tensors_on_devices(group: Any) -> None:
@@ -171,8 +171,8 @@ def test_torchscript_functions_get_tensors_on_devices(group: Any) -> None:
 def use_rref(me: WorkerContext) -> None:
     rref = rpc.remote("worker1", on_device, args=(3.0,))
     rref.rpc_sync().add_(1)
-    found = rref.to_here()
-    assert (str(found.device), found.cpu().tolist()) == ("late:0", [4.0] * 4)
+    value = rref.to_here()
+    assert (str(value.device), value.cpu().tolist()) == ("late:0", [4.0] * 4)
 
 
 def test_an_rref_holds_a_tensor_on_a_device(group: Any) -> None:
@@ -181,8 +181,8 @@ def test_an_rref_holds_a_tensor_on_a_device(group: Any) -> None:
 
 def ask_for_devices(me: WorkerContext) -> None:
     agent = rpc.api._get_current_rpc_agent()
-    found = agent._get_device_map(rpc.get_worker_info("worker1"))
-    assert {str(mine): str(theirs) for mine, theirs in found.items()} == MAPS["worker1"]
+    device_map = agent._get_device_map(rpc.get_worker_info("worker1"))
+    assert {str(mine): str(theirs) for mine, theirs in device_map.items()} == MAPS["worker1"]
 
 
 def test_the_agent_knows_its_device_map(group: Any) -> None:

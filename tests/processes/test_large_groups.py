@@ -28,8 +28,8 @@ def call_some(me: WorkerContext) -> None:
     """Call a few other workers at the same time, and check the results."""
     others = [f"worker{(me.index + n) % me.size}" for n in RANK_OFFSETS]
     tensor = torch.full((1000,), float(me.index))
-    names = [rpc.rpc_async(other, steps.who) for other in others]
-    sums = [rpc.rpc_async(other, torch.add, args=(tensor, 1)) for other in others]
+    names = [rpc.rpc_async(peer, steps.who) for peer in others]
+    sums = [rpc.rpc_async(peer, torch.add, args=(tensor, 1)) for peer in others]
     assert [future.wait().split()[0] for future in names] == others
     for future in sums:
         assert torch.equal(future.wait(), tensor + 1)

@@ -141,7 +141,7 @@ def test_a_job_that_torchrun_restarts_forms_its_group(
     assert [status for status, _ in done] == [0, 0], done
     results = [(tmp_path / f"result{rank}").read_text() for rank in range(2)]
     assert results == ["[1.0, 2.0]"] * 2
-    assert [one.name for one in temporary.iterdir() if "torchelastic" not in one.name] == []
+    assert [entry.name for entry in temporary.iterdir() if "torchelastic" not in entry.name] == []
 
 
 # --- examples/deploy ---------------------------------------------------------------------------------
@@ -149,11 +149,11 @@ def test_a_job_that_torchrun_restarts_forms_its_group(
 
 def compose_workers() -> dict[str, dict[str, str]]:
     """Return the environment of each container of the compose file, by its host name."""
-    found = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
-    assert found["secrets"] == {"rpc-secret": {"file": "./rpc.secret"}}
-    for service in found["services"].values():
+    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    assert compose["secrets"] == {"rpc-secret": {"file": "./rpc.secret"}}
+    for service in compose["services"].values():
         assert service["secrets"] == ["rpc-secret"]
-    return {name: service["environment"] for name, service in found["services"].items()}
+    return {name: service["environment"] for name, service in compose["services"].items()}
 
 
 def kubernetes_workers() -> dict[str, dict[str, str]]:
@@ -169,13 +169,15 @@ def kubernetes_workers() -> dict[str, dict[str, str]]:
     job_name = job["metadata"]["name"]
     assert service["spec"]["selector"] == {"job-name": job_name}
     assert pod["subdomain"] == service["metadata"]["name"]
-    found = {}
+    environments = {}
     for index in range(job["spec"]["completions"]):
-        environment = {one["name"]: one.get("value", str(index)) for one in container["env"]}
+        environment = {
+            variable["name"]: variable.get("value", str(index)) for variable in container["env"]
+        }
         key = Path(environment["RPC_BACKENDS_ZEROMQ_SECRET_FILE"]).relative_to(mount["mountPath"])
         assert f"--from-file={key}=" in (DEPLOY / "README.md").read_text()
-        found[f"{job_name}-{index}.{pod['subdomain']}"] = environment
-    return found
+        environments[f"{job_name}-{index}.{pod['subdomain']}"] = environment
+    return environments
 
 
 @pytest.mark.parametrize(
@@ -185,19 +187,19 @@ def test_the_workers_of_a_deployment_train(
     three_hosts: list[Host], secret: Path, workers: Any, tmp_path: Path
 ) -> None:
     """The same command with the environment of the file, on hosts with the names of the containers."""
-    found: dict[str, dict[str, str]] = workers()
+    environments: dict[str, dict[str, str]] = workers()
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     assert dockerfile.endswith(
         'COPY examples/deploy/train.py /train.py\nCMD ["python", "/train.py"]\n'
     )
-    with host_names(dict(zip(found, three_hosts, strict=True)), three_hosts):
+    with host_names(dict(zip(environments, three_hosts, strict=True)), three_hosts):
         done = run_together(
             [
                 (
                     host.command("python", str(DEPLOY / "train.py")),
                     {**environment, "RPC_BACKENDS_ZEROMQ_SECRET_FILE": str(secret)},
                 )
-                for environment, host in zip(found.values(), three_hosts, strict=True)
+                for environment, host in zip(environments.values(), three_hosts, strict=True)
             ],
             tmp_path,
         )

@@ -74,9 +74,9 @@ def store_of(where: Meeting) -> Any:
 def assert_all_is_well(workers: Any, members: tuple[int, ...]) -> None:
     """Check that the members can call each other, leave in time and exit with status 0."""
     for me in members:
-        for other in members:
-            pid = workers[other].pid
-            assert workers[me].call(steps.call, f"worker{other}") == f"worker{other} {pid}"
+        for peer in members:
+            pid = workers[peer].pid
+            assert workers[me].call(steps.call, f"worker{peer}") == f"worker{peer} {pid}"
     for seconds in workers.run(leave_in_time, on=members):
         assert seconds < 2 * AT_ONCE
     assert [workers[member].end() for member in members] == [0] * len(members)

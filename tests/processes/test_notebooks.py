@@ -74,18 +74,18 @@ class Notebook:
         message = self._client.execute(cell)
 
         def result() -> str:
-            end, found = time.monotonic() + SECONDS, ""
+            end, result = time.monotonic() + SECONDS, ""
             while True:
                 news = self._client.get_iopub_msg(timeout=end - time.monotonic())
                 if news["parent_header"].get("msg_id") != message:
                     continue
                 kind, content = news["msg_type"], news["content"]
                 if kind == "execute_result":
-                    found = content["data"]["text/plain"]
+                    result = content["data"]["text/plain"]
                 elif kind == "error":
-                    found = f"{content['ename']}: {content['evalue']}"
+                    result = f"{content['ename']}: {content['evalue']}"
                 elif kind == "status" and content["execution_state"] == "idle":
-                    return found
+                    return result
 
         return result
 
@@ -116,8 +116,8 @@ def notebooks(port: int) -> Iterator[list[Notebook]]:
     """Yield two notebooks; no test leaves a group behind."""
     made = [Notebook(rank, port) for rank in range(2)]
     yield made
-    for one in made:
-        one.close()
+    for notebook in made:
+        notebook.close()
 
 
 def run_both(notebooks: list[Notebook], cell: Callable[[Notebook], str]) -> list[str]:
@@ -127,7 +127,7 @@ def run_both(notebooks: list[Notebook], cell: Callable[[Notebook], str]) -> list
 
 
 def join(notebooks: list[Notebook]) -> None:
-    assert run_both(notebooks, lambda one: one.join) == ["", ""]
+    assert run_both(notebooks, lambda notebook: notebook.join) == ["", ""]
 
 
 def leave(notebooks: list[Notebook]) -> None:
@@ -141,29 +141,29 @@ def wait_until(done: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-def interrupt_a_join(one: Notebook, port: int) -> None:
+def interrupt_a_join(notebook: Notebook, port: int) -> None:
     """Interrupt the cell with ``init_rpc`` while it waits for the other worker."""
-    result = one.start(one.join)
+    result = notebook.start(notebook.join)
     timeout = timedelta(seconds=SECONDS)
     client = dist.TCPStore(
         "127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout
     )
     wait_until(lambda: client.check(["rpc_backends/generation"]))
-    one.interrupt()
+    notebook.interrupt()
     assert result().startswith("KeyboardInterrupt")
 
 
 def test_an_interrupted_start_can_be_run_again(notebooks: list[Notebook], port: int) -> None:
-    one, other = notebooks
-    interrupt_a_join(one, port)  # imports what a start needs
-    before = ast.literal_eval(one.run("resources()"))
+    first, second = notebooks
+    interrupt_a_join(first, port)  # imports what a start needs
+    before = ast.literal_eval(first.run("resources()"))
 
-    interrupt_a_join(one, port)
+    interrupt_a_join(first, port)
 
-    wait_until(lambda: ast.literal_eval(one.run("resources()")) <= before)
+    wait_until(lambda: ast.literal_eval(first.run("resources()")) <= before)
     join(notebooks)
-    assert one.run("rpc.rpc_sync('worker1', double, args=(torch.ones(2),))") == "tensor([2., 2.])"
-    assert other.run("rpc.rpc_sync('worker0', double, args=(torch.ones(1),))") == "tensor([2.])"
+    assert first.run("rpc.rpc_sync('worker1', double, args=(torch.ones(2),))") == "tensor([2., 2.])"
+    assert second.run("rpc.rpc_sync('worker0', double, args=(torch.ones(1),))") == "tensor([2.])"
     leave(notebooks)
 
 
@@ -188,16 +188,16 @@ def test_an_interrupted_call_leaves_the_group_usable(
 
 def test_a_restarted_kernel_is_a_lost_peer(notebooks: list[Notebook], tmp_path: Path) -> None:
     join(notebooks)
-    one, other = notebooks
+    caller, callee = notebooks
     started, never = tmp_path / "started", tmp_path / "never"
     call = f"rpc.rpc_sync('worker1', wait_for, args=({str(never)!r}, {str(started)!r}), timeout=0)"
-    result = one.start(call)
+    result = caller.start(call)
     wait_until(started.exists)
 
-    other.restart()
+    callee.restart()
 
     assert "RPC to 'worker1' failed: the connection is lost" in result()
-    assert one.run("rpc.shutdown(graceful=False)") == ""
+    assert caller.run("rpc.shutdown(graceful=False)") == ""
     join(notebooks)
-    assert other.run("rpc.rpc_sync('worker0', double, args=(torch.ones(1),))") == "tensor([2.])"
+    assert callee.run("rpc.rpc_sync('worker0', double, args=(torch.ones(1),))") == "tensor([2.])"
     leave(notebooks)

@@ -31,7 +31,9 @@ def start_agent(store: Any, name: str, rank: int, world_size: int, rpc_backend_o
     group = registry._init_process_group(store, rank, world_size)
     gathered: list[Any] = [None] * group.size()
     dist.all_gather_object(gathered, (name, rpc_backend_options.device_maps), group)
-    reverse = registry._create_reverse_mapping(name, [one for one, _ in gathered], dict(gathered))
+    reverse = registry._create_reverse_mapping(
+        name, [worker_name for worker_name, _ in gathered], dict(gathered)
+    )
     devices = registry._create_device_list(
         rpc_backend_options.devices, rpc_backend_options.device_maps, reverse
     )
@@ -89,8 +91,8 @@ def test_backends_with_the_same_handlers_are_two_members() -> None:
 
 
 def are_two(me: WorkerContext) -> tuple[bool, bool]:
-    one, two = rpc.BackendType.ONE, rpc.BackendType.TWO
-    return one is not two and one != two, one.value == two.value
+    first, second = rpc.BackendType.ONE, rpc.BackendType.TWO
+    return first is not second and first != second, first.value == second.value
 
 
 def test_options_that_a_backend_made_select_it(url: str) -> None:

@@ -139,7 +139,7 @@ def test_a_group_works_over_the_override(url: str) -> None:
         options = {"init_method": url, "num_worker_threads": 4}
         seen = workers.run(start, {"backend": "TENSORPIPE"}, options)
 
-        assert [one.faulty for one in seen] == [True, True]
+        assert [facts.faulty for facts in seen] == [True, True]
 
 
 # --- the program's options -----------------------------------------------------------------------

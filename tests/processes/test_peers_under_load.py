@@ -68,8 +68,8 @@ class Traffic:
         while not self.wanted.wait(self.pause):
             begin = time.monotonic()
             try:
-                found = rpc.rpc_sync(peer, torch.neg, args=(tensor,))
-                error = "" if torch.equal(found, -tensor) else "a wrong result"
+                result = rpc.rpc_sync(peer, torch.neg, args=(tensor,))
+                error = "" if torch.equal(result, -tensor) else "a wrong result"
             except RuntimeError as failure:
                 error = str(failure)
             self.calls.append(Call(peer, size, begin, time.monotonic(), error))

@@ -51,7 +51,9 @@ def new_files(after: Open, before: Open) -> Counter[str]:
 def no_more_open(after: list[Open], before: list[Open]) -> bool:
     """Return whether no worker has new files open, and each has as many threads as before."""
     pairs = list(zip(after, before, strict=True))
-    return all(one.threads == other.threads and not new_files(one, other) for one, other in pairs)
+    return all(
+        now.threads == before.threads and not new_files(now, before) for now, before in pairs
+    )
 
 
 @pytest.mark.parametrize("graceful", [True, False], ids=["graceful", "not graceful"])
@@ -66,11 +68,11 @@ def test_only_the_first_group_leaves_its_agent_open(
 
         first = run_group(workers, anywhere, join, graceful=graceful)
 
-        for worker, one, at_start in zip(workers, first, before, strict=True):
+        for worker, after, at_start in zip(workers, first, before, strict=True):
             if worker.index == 0 and host_keeps_store:
                 continue
-            assert one.threads == at_start.threads + THREADS
-            left = new_files(one, at_start)
+            assert after.threads == at_start.threads + THREADS
+            left = new_files(after, at_start)
             assert left.pop("/memfd:tensorpipe_shm (deleted)") > 0
             assert left == {"anon_inode:[eventpoll]": 1, "anon_inode:[eventfd]": 1}
 

@@ -145,7 +145,7 @@ def error_of(me: WorkerContext, how: str, function: Any, *args: Any) -> tuple[li
     try:
         result = calls[how]()
     except Exception as error:
-        return [one.__name__ for one in type(error).__mro__], str(error)
+        return [class_.__name__ for class_ in type(error).__mro__], str(error)
     raise AssertionError(f"returned {result!r}")
 
 

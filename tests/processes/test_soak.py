@@ -52,13 +52,13 @@ def test_nothing_grows_and_every_result_is_right(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
     assert "of 0.5 min" in done.stderr  # the progress line
-    found: dict[str, Any] = json.loads(report.read_text())
-    assert found["wrong"] == []
-    assert min(found["calls"].values()) > 0
-    assert len(found["calls"]) == 9  # the kinds of calls
-    assert len(found["verdicts"]) == 6
-    assert all(verdict["flat"] for verdict in found["verdicts"])
-    assert len(found["samples"]["worker0"]["rss_mib"]) >= 100
+    results: dict[str, Any] = json.loads(report.read_text())
+    assert results["wrong"] == []
+    assert min(results["calls"].values()) > 0
+    assert len(results["calls"]) == 9  # the kinds of calls
+    assert len(results["verdicts"]) == 6
+    assert all(verdict["flat"] for verdict in results["verdicts"])
+    assert len(results["samples"]["worker0"]["rss_mib"]) >= 100
 
 
 @pytest.mark.thorough
@@ -123,6 +123,6 @@ def test_a_flat_figure_above_its_limit_is_not_good() -> None:
 def test_slow_steady_growth_is_not_flat() -> None:
     files = verdict_on([30.0 + n // 20 for n in range(180)], "files")
     assert not files.flat
-    found = verdict_on([300.0 + n * 0.3 for n in range(180)])
-    assert not found.flat
-    assert found.last - found.middle > found.permitted
+    verdict = verdict_on([300.0 + n * 0.3 for n in range(180)])
+    assert not verdict.flat
+    assert verdict.last - verdict.middle > verdict.permitted

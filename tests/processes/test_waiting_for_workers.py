@@ -133,9 +133,9 @@ def test_shutdown_names_the_lost_host_of_the_store(where: Meeting, backend: str)
 def test_a_failing_shutdown_ends_that_of_the_others(where: Meeting, backend: str) -> None:
     with Workers(2, seconds=60) as workers:
         workers.run(steps.join, where.url, backend=backend)
-        other = workers[0].start(steps.leave)
+        leaving = workers[0].start(steps.leave)
         assert "the disk is full" in workers[1].start(fail_to_shut_down).error().text
-        error = other.error().text
+        error = leaving.error().text
         assert error.startswith("RPC worker 'worker1' (rank 1) failed in shutdown()"), error
         assert error.endswith("ValueError: the disk is full")
 

@@ -26,6 +26,8 @@ from support import steps
 from support.workers import WorkerContext, without_tensorpipe, without_tensorpipe_environ
 from support.workers import Workers as _Workers
 
+pytestmark = pytest.mark.slow
+
 LINE = "This torch was built without TensorPipe: asked for {}, starting {}"
 
 
@@ -112,7 +114,7 @@ def test_a_start_on_tensorpipe_starts_zeromq(
     with steps.meeting("tcp", tmp_path) as where, start_workers(2) as workers:
         seen = workers.run(start, where.url, arguments, options)
 
-    assert [one.backend for one in seen] == ["ZEROMQ"] * 2
+    assert [facts.backend for facts in seen] == ["ZEROMQ"] * 2
     assert seen[0].logged == [("INFO", LINE.format(asked, "ZEROMQ"))]
 
 

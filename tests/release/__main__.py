@@ -147,9 +147,16 @@ class Check:
         pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
         _run([*pip, "install", "-q", self._torch])
         names = [versions.read_project(folder)["name"] for folder in distributions(ROOT)]
-        found = ["--find-links", str(self._dist)]
+        sources = ["--find-links", str(self._dist)]
         _run(
-            [*pip, "install", "-q", *found, self._torch, f"{_USERS}[all]=={versions.version(ROOT)}"]
+            [
+                *pip,
+                "install",
+                "-q",
+                *sources,
+                self._torch,
+                f"{_USERS}[all]=={versions.version(ROOT)}",
+            ]
         )
         _run([*pip, "check"])
         code = (
@@ -197,8 +204,8 @@ def main() -> int:
         check = Check(
             given.folder, given.torch, given.dist, torches=given.torches, openssl=given.openssl
         )
-        for number, found in enumerate(check.run(), 1):
-            print(f"{number}. {found}", flush=True)
+        for number, deviation in enumerate(check.run(), 1):
+            print(f"{number}. {deviation}", flush=True)
     except CheckFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

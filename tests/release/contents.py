@@ -40,18 +40,18 @@ def of_sdist(sdist: Path) -> set[str]:
         return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
 
 
-def wheel_deviations(found: set[str], files: set[str]) -> list[str]:
+def wheel_deviations(packed: set[str], files: set[str]) -> list[str]:
     """Compare the paths in a wheel with the files of its distribution.
 
     :param files: paths relative to the distribution's folder.
     """
     wanted = {name.removeprefix("src/") for name in files if name.startswith("src/")}
-    missing = [f"{name} is missing" for name in sorted(wanted - found)]
-    carried = {name for name in found if name.partition("/cpp/")[2] in files}  # C++
-    return missing + _unknown(found - wanted - carried, _ADDED_TO_WHEEL)
+    missing = [f"{name} is missing" for name in sorted(wanted - packed)]
+    carried = {name for name in packed if name.partition("/cpp/")[2] in files}  # C++
+    return missing + _unknown(packed - wanted - carried, _ADDED_TO_WHEEL)
 
 
-def sdist_deviations(found: set[str], files: set[str]) -> list[str]:
+def sdist_deviations(packed: set[str], files: set[str]) -> list[str]:
     """Compare the paths in an sdist with the files of its distribution.
 
     Sources must all be there. Tests and documents may be. The core has no C++: the CMakeLists.txt in its
@@ -60,15 +60,15 @@ def sdist_deviations(found: set[str], files: set[str]) -> list[str]:
     has_cpp = any(name.startswith("csrc/") for name in files)
     needed = {"pyproject.toml", "README.md", *(["CMakeLists.txt"] if has_cpp else [])}
     wanted = {name for name in files if name.startswith(("src/", "csrc/")) or name in needed}
-    missing = [f"{name} is missing" for name in sorted(wanted - found)]
-    return missing + _unknown(found - files, _ADDED_TO_SDIST)
+    missing = [f"{name} is missing" for name in sorted(wanted - packed)]
+    return missing + _unknown(packed - files, _ADDED_TO_SDIST)
 
 
 def newest_torch(dist: Path) -> str:
     """Return the newest minor version of torch that the wheel of the agents has a build for."""
     (wheel,) = dist.glob("rpc_backends_agents-*.whl")
-    found = (re.search(r"/builds/torch-(\d+)\.(\d+)/", name) for name in of_wheel(wheel))
-    major, minor = max((int(match[1]), int(match[2])) for match in found if match)
+    builds = (re.search(r"/builds/torch-(\d+)\.(\d+)/", name) for name in of_wheel(wheel))
+    major, minor = max((int(match[1]), int(match[2])) for match in builds if match)
     return f"{major}.{minor}"
 
 
@@ -83,11 +83,11 @@ def differences(first: Path, second: Path) -> tuple[int, list[str]]:
     for file in sorted(second.iterdir()):
         if file.is_dir():
             continue
-        other = first / file.name
-        if not other.exists():
+        counterpart = first / file.name
+        if not counterpart.exists():
             different.append(f"{file.name} is not in {first}")
         elif file.name.startswith("rpc_backends_agents") and file.suffix == ".whl":
-            with zipfile.ZipFile(file) as here, zipfile.ZipFile(other) as there:
+            with zipfile.ZipFile(file) as here, zipfile.ZipFile(counterpart) as there:
                 for name in here.namelist():
                     if not name.endswith(("/RECORD", ".cdx.json")):
                         count += 1
@@ -95,7 +95,7 @@ def differences(first: Path, second: Path) -> tuple[int, list[str]]:
                             different.append(f"{file.name}: {name}")
         else:
             count += 1
-            if file.read_bytes() != other.read_bytes():
+            if file.read_bytes() != counterpart.read_bytes():
                 different.append(file.name)
     return count, different
 

@@ -50,21 +50,21 @@ def test_a_wheel_with_the_sources_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "line"),
+    ("packed", "line"),
     [
         (SOURCES - {"a/py.typed"}, "a/py.typed is missing"),
         (SOURCES | {"tests/test_a.py"}, "tests/test_a.py is not a file of the commit"),
         (SOURCES | {"a/secret.pem"}, "a/secret.pem is not a file of the commit"),
     ],
 )
-def test_a_wheel_with_other_files_is_refused(found: set[str], line: str) -> None:
-    assert contents.wheel_deviations(found, FILES) == [line]
+def test_a_wheel_with_other_files_is_refused(packed: set[str], line: str) -> None:
+    assert contents.wheel_deviations(packed, FILES) == [line]
 
 
 def test_an_sdist_may_have_tests_and_must_have_sources() -> None:
     assert contents.sdist_deviations(FILES | {"PKG-INFO"}, FILES) == []
-    found = FILES - {"src/a/py.typed"} | {"notes.txt"}
-    assert contents.sdist_deviations(found, FILES) == [
+    packed = FILES - {"src/a/py.typed"} | {"notes.txt"}
+    assert contents.sdist_deviations(packed, FILES) == [
         "src/a/py.typed is missing",
         "notes.txt is not a file of the commit",
     ]

@@ -17,8 +17,8 @@ WORKFLOWS = {path.stem: path for path in (ROOT / ".github/workflows").glob("*.ym
 
 
 def jobs(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(WORKFLOWS[name].read_text())["jobs"]
-    return found
+    all_jobs: dict[str, Any] = yaml.safe_load(WORKFLOWS[name].read_text())["jobs"]
+    return all_jobs
 
 
 def test_the_matrix_has_every_supported_version() -> None:
@@ -72,5 +72,5 @@ def test_only_publishing_jobs_may_write() -> None:
     for name, path in WORKFLOWS.items():
         workflow = yaml.safe_load(path.read_text())
         assert workflow["permissions"] == {"contents": "read"}
-        writing = {job for job, found in jobs(name).items() if "permissions" in found}
+        writing = {job for job, settings in jobs(name).items() if "permissions" in settings}
         assert writing <= {"publish"}

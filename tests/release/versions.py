@@ -28,16 +28,16 @@ def version(root: Path) -> str:
 
 def deviations(root: Path) -> list[str]:
     """Return a line for each place with another version than the core's pyproject.toml."""
-    wanted, found = version(root), []
+    wanted, texts = version(root), []
     for file, pattern in places(root):
         match = pattern.search(file.read_text())
         if match is None or match[1] != wanted:
             there = match[1] if match else "no version"
-            found.append(f"{file.relative_to(root)} has {there}, and pyproject.toml has {wanted}")
+            texts.append(f"{file.relative_to(root)} has {there}, and pyproject.toml has {wanted}")
     changelog = (root / "CHANGELOG.md").read_text()
     if not re.search(rf"^## \[({re.escape(wanted)}|Unreleased)\]", changelog, re.MULTILINE):
-        found.append(f"CHANGELOG.md has neither a section [{wanted}] nor [Unreleased]")
-    return found
+        texts.append(f"CHANGELOG.md has neither a section [{wanted}] nor [Unreleased]")
+    return texts
 
 
 def set_version(root: Path, new: str) -> list[Path]:

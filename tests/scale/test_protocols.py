@@ -10,7 +10,9 @@ import pytest
 
 from support.scale import deviations
 
-SIZES = [2, 4, pytest.param(8, marks=pytest.mark.slow)]
+pytestmark = pytest.mark.slow
+
+SIZES = [2, 4, 8]
 
 
 SUBJECTS = ["TENSORPIPE", pytest.param("TENSORPIPE@torch", marks=pytest.mark.thorough)]

@@ -28,19 +28,19 @@ class Import(NamedTuple):
 @cache
 def modules() -> dict[str, Path]:
     """Return the file of each module of this repository's distributions, by the module's name."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for source in (ROOT / "src", *ROOT.glob("packages/*/src"), *ROOT.glob("plugins/*/src")):
         for file in source.rglob("*.py"):
             parts = file.relative_to(source).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[name] = file
-    return found
+            files[name] = file
+    return files
 
 
 @cache
 def imports() -> tuple[Import, ...]:
     """Return all imports between these modules, except those only for type checkers."""
-    return tuple(one for name in modules() for one in _imports_of(name))
+    return tuple(each for name in modules() for each in _imports_of(name))
 
 
 def _imports_of(module: str) -> Iterator[Import]:

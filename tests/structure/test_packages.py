@@ -91,11 +91,11 @@ PRIVATE_NAME_OF_TORCH = re.compile(
 
 
 def between_packages() -> list[Import]:
-    return [one for one in imports() if one.packages[0] != one.packages[1]]
+    return [each for each in imports() if each.packages[0] != each.packages[1]]
 
 
-def show(found: list[Import]) -> str:
-    return "\n".join(f"{one.importer} imports {one.imported} {one.name}" for one in found)
+def show(wrong: list[Import]) -> str:
+    return "\n".join(f"{each.importer} imports {each.imported} {each.name}" for each in wrong)
 
 
 def test_every_package_has_a_rule() -> None:
@@ -122,7 +122,7 @@ def test_packages_import_only_public_modules() -> None:
 
 def test_no_runtime_loads_a_tool() -> None:
     """No module that runs with a backend or hook package imports a module of the command or of tests."""
-    wrong = [one for one in imports() if one.imported in TOOLS and one.importer not in TOOLS]
+    wrong = [each for each in imports() if each.imported in TOOLS and each.importer not in TOOLS]
     assert not wrong, show(wrong)
 
 
@@ -142,9 +142,9 @@ def test_no_plugin_is_named_in_the_core() -> None:
 def test_no_imports_form_a_cycle(package: str) -> None:
     """Neither imports at the top of modules nor later ones form a cycle."""
     uses: dict[str, set[str]] = {name: set() for name in modules() if name.split(".")[0] == package}
-    for one in imports():
-        if one.importer in uses and one.imported in uses and one.importer != one.imported:
-            uses[one.importer].add(one.imported)
+    for each in imports():
+        if each.importer in uses and each.imported in uses and each.importer != each.imported:
+            uses[each.importer].add(each.imported)
     left = dict(uses)
     while free := [name for name, used in left.items() if not used & left.keys()]:
         for name in free:
@@ -159,7 +159,7 @@ def test_private_names_of_torch_are_in_one_module() -> None:
     So is the module `_testing`, which has FAULTY_TENSORPIPE and which programs import.
     """
     allowed = {"rpc_backends_core._bridge.torch_internals", "rpc_backends_core._patches"}
-    found = {
+    wrong = {
         f"{file.relative_to(ROOT)}: {line.strip()}"
         for name, file in modules().items()
         if name not in allowed
@@ -167,7 +167,7 @@ def test_private_names_of_torch_are_in_one_module() -> None:
         for line in file.read_text().splitlines()
         if PRIVATE_NAME_OF_TORCH.search(line) and not line.strip().startswith(("#", '"torch.'))
     }
-    assert not found, "\n".join(sorted(found))
+    assert not wrong, "\n".join(sorted(wrong))
 
 
 @pytest.mark.parametrize("name", ["rpc_backends_core.spi", "rpc_backends_core.spi.inspection"])

@@ -59,8 +59,8 @@ def read_rules_from(me: WorkerContext, path: str) -> None:
 
 def identity_of(me: WorkerContext, name: str) -> str | None:
     """Return the identity that the transport has seen proved."""
-    found: str | None = rpc.api._get_current_rpc_agent().transport.identity_of(name)
-    return found
+    identity: str | None = rpc.api._get_current_rpc_agent().transport.identity_of(name)
+    return identity
 
 
 def record(me: WorkerContext) -> str:
@@ -143,10 +143,12 @@ def error_of_worker0(
 
 def check_another_authority(tmp_path: Path, folder: Path, backend: str) -> None:
     """Check that a certificate of another authority is refused."""
-    other = tmp_path / "other"
-    worker_certificates.make(other, ["worker1"], 1)
+    another_authority = tmp_path / "other"
+    worker_certificates.make(another_authority, ["worker1"], 1)
 
-    text = error_of_worker0(tmp_path, backend, files(folder), files(other, trusted=folder))
+    text = error_of_worker0(
+        tmp_path, backend, files(folder), files(another_authority, trusted=folder)
+    )
 
     assert "worker 'worker1' (rank 1) is refused: the certificate of worker1" in text
     assert "is not accepted" in text

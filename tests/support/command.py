@@ -182,14 +182,14 @@ class Command:
 
 def marked(mark: bytes) -> list[int]:
     """Return the processes with ``mark`` (``NAME=value``) in their environment."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def wait_until(true: Callable[[], object], seconds: float = 60) -> None:

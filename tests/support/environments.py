@@ -189,13 +189,13 @@ class Environment:
         return environment
 
     @classmethod
-    def like(cls, other: Environment, root: Path) -> Environment:
+    def like(cls, model: Environment, root: Path) -> Environment:
         """Make a copy of another environment, which is a second faster than installing the same again."""
         environment = cls._empty(root)
-        shutil.copytree(other.site_packages, environment.site_packages, dirs_exist_ok=True)
-        for script in (other.root / "bin").iterdir():
+        shutil.copytree(model.site_packages, environment.site_packages, dirs_exist_ok=True)
+        for script in (model.root / "bin").iterdir():
             if not (root / "bin" / script.name).exists():
-                text = script.read_text().replace(str(other.root), str(root))
+                text = script.read_text().replace(str(model.root), str(root))
                 (root / "bin" / script.name).write_text(text)
                 (root / "bin" / script.name).chmod(0o755)
         return environment
@@ -208,8 +208,8 @@ class Environment:
     @property
     def site_packages(self) -> Path:
         """The folder that wheels are installed into."""
-        (found,) = (self.root / "lib").glob("python*/site-packages")
-        return found
+        (folder,) = (self.root / "lib").glob("python*/site-packages")
+        return folder
 
     def add_path(self, folder: Path, *, name: str = "extra") -> None:
         """Put `folder` on ``sys.path`` after site-packages, for every process of this environment."""
@@ -347,7 +347,7 @@ def wheels_in(folder: Path) -> dict[str, Path]:
 
 def closure(requirements: Iterable[str]) -> list[str]:
     """Return the names of the distributions that requirements name, and of their dependencies."""
-    found: dict[str, set[str]] = {}  # the extras wanted of each distribution; "" stands for none
+    extras: dict[str, set[str]] = {}  # the extras wanted of each distribution; "" stands for none
     waiting = [(text, "") for text in requirements]
     while waiting:
         text, extra = waiting.pop()
@@ -355,10 +355,10 @@ def closure(requirements: Iterable[str]) -> list[str]:
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
             continue
         name = canonicalize_name(requirement.name)
-        wanted = {"", *requirement.extras} - found.setdefault(name, set())
-        found[name] |= wanted
+        wanted = {"", *requirement.extras} - extras.setdefault(name, set())
+        extras[name] |= wanted
         waiting.extend((text, extra) for text in metadata.requires(name) or [] for extra in wanted)
-    return [*found]
+    return [*extras]
 
 
 def link_distribution(distribution: metadata.Distribution, folder: Path) -> None:

@@ -70,8 +70,8 @@ class Turnstile {
 
 // Never destroyed: the threads of streams run until the process ends.
 Turnstile& turnstile() {
-  static auto* one = new Turnstile();
-  return *one;
+  static auto* only = new Turnstile();
+  return *only;
 }
 
 std::atomic<int64_t> operations{0};
@@ -184,13 +184,13 @@ class Event {
 
 using EventPtr = std::shared_ptr<Event>;
 
-// Makes `waiting` wait for what `other` has got so far.
-void wait_for(Queue& waiting, Queue& other) {
-  if (&waiting == &other) {
+// Makes `waiting` wait for what `ahead` has got so far.
+void wait_for(Queue& waiting, Queue& ahead) {
+  if (&waiting == &ahead) {
     return;
   }
   auto event = std::make_shared<Event>();
-  event->record(other, event);
+  event->record(ahead, event);
   event->block(waiting, event);
 }
 

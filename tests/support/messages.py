@@ -24,18 +24,18 @@ def text_of(node: ast.AST) -> str:
 @cache
 def texts() -> str:
     """Return every string literal in the Python and C++ code of the packages, one on each line."""
-    found = []
+    parts = []
     for file in (file for source in SOURCES for file in source.rglob("*.py")):
         nodes = ast.walk(ast.parse(file.read_text()))
-        found += [text_of(node) for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)]
+        parts += [text_of(node) for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)]
     compiled = (*ROOT.glob("p*/*/csrc/**/*.cpp"), *ROOT.glob("packages/*/src/**/*.cpp"))
     for file in compiled:
         joined = re.sub(r'"\s*\n\s*"', "", file.read_text())
         # Literals with an expression between them are one message.
-        found.append(
+        parts.append(
             re.sub(r'"(?:\s*\+[^;"]+\+\s*|\s*,[^;"]+,\s*)"', "…", joined).replace("\n", " ")
         )
-    return "\n".join(one.replace("\n", " ") for one in found)
+    return "\n".join(part.replace("\n", " ") for part in parts)
 
 
 def missing_from_the_code(quote: str) -> list[str]:

@@ -108,11 +108,11 @@ def _hash(folder: Path) -> str:
     used = ("pybind11", "torch") if torch else ("pybind11",)
     versions = " ".join(metadata.version(name) for name in used)
     platform = f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
-    found = hashlib.sha256(f"{versions} {platform}".encode())
+    digest = hashlib.sha256(f"{versions} {platform}".encode())
     for source in sorted(path for path in sources if path.is_file()):
-        found.update(f"\n{source.relative_to(ROOT)}\n".encode())
-        found.update(source.read_bytes())
-    return found.hexdigest()[:16]
+        digest.update(f"\n{source.relative_to(ROOT)}\n".encode())
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def main(arguments: Iterable[str]) -> None:

@@ -45,12 +45,12 @@ def run(python: Path, folder: Path, environ: Mapping[str, str] | None = None) ->
     :param environ: the environment of the commands; by default a clean one.
     """
     readme = README.read_text()
-    found = re.search(r"<!-- file: quickstart.py -->\n\n```python\n(.*?)```", readme, re.DOTALL)
+    match = re.search(r"<!-- file: quickstart.py -->\n\n```python\n(.*?)```", readme, re.DOTALL)
     shown = re.search(
         r"<!-- output of quickstart.py -->\n\n```console\n(.*?)```", readme, re.DOTALL
     )
-    assert found and shown
-    (folder / "quickstart.py").write_text(found[1])
+    assert match and shown
+    (folder / "quickstart.py").write_text(match[1])
     steps = []
     for block in re.split(r"^\$ ", shown[1], flags=re.MULTILINE)[1:]:
         command, _, output = block.partition("\n")

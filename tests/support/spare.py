@@ -151,8 +151,8 @@ def use(first: str) -> None:
 
 
 def _at_start(environ: Mapping[str, str]) -> dict[str, str]:
-    found = {name: text for name, text in environ.items() if name.startswith(AT_START)}
+    variables = {name: text for name, text in environ.items() if name.startswith(AT_START)}
     for name in _LATE:
-        found.pop(name, None)
+        variables.pop(name, None)
     # The process that all are forked from has this value.
-    return {"OMP_NUM_THREADS": "1", **found}
+    return {"OMP_NUM_THREADS": "1", **variables}

@@ -40,13 +40,13 @@ def listeners(pid: int) -> list[Address]:
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             inodes.add(str(path.readlink()))
-    found = []
+    addresses = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
             host, port = fields[1].split(":")
-            found.append((socket.inet_ntoa(struct.pack("<I", int(host, 16))), int(port, 16)))
-    return found
+            addresses.append((socket.inet_ntoa(struct.pack("<I", int(host, 16))), int(port, 16)))
+    return addresses
 
 
 def proof(sender: int, receiver: int) -> bytes:
@@ -87,9 +87,9 @@ def transport(
     return made
 
 
-def learn(one: Any, worker: int, peer: int, address: bytes, process: Any = (0, 0)) -> None:
-    """Make worker ``one`` learn a peer."""
-    one.learn(peer, address, proof(worker, peer), proof(peer, worker), process)
+def learn(transport: Any, worker: int, peer: int, address: bytes, process: Any = (0, 0)) -> None:
+    """Make the transport of a worker learn a peer."""
+    transport.learn(peer, address, proof(worker, peer), proof(peer, worker), process)
 
 
 def pair(**settings: Any) -> tuple[Any, Any]:
@@ -107,22 +107,24 @@ def next_event(*waiting: Any) -> tuple[str, int, list[memoryview], str]:
         event = waiting[0].receive(0.01)
         if event is not None:
             return event
-        for other in waiting[1:]:
-            assert other.receive(0) is None
+        for idle in waiting[1:]:
+            assert idle.receive(0) is None
     raise AssertionError("no event")
 
 
 def events_of(*transports: Any, count: int) -> list[list[tuple[str, int, list[memoryview], str]]]:
     """Return the first ``count`` events of these transports, a list for each transport."""
-    found: list[list[tuple[str, int, list[memoryview], str]]] = [[] for _ in transports]
+    events_by_transport: list[list[tuple[str, int, list[memoryview], str]]] = [
+        [] for _ in transports
+    ]
     until = time.monotonic() + TIMEOUT
-    while sum(map(len, found)) < count:
-        assert time.monotonic() < until, found
-        for one, events in zip(transports, found, strict=True):
-            event = one.receive(0.01)
+    while sum(map(len, events_by_transport)) < count:
+        assert time.monotonic() < until, events_by_transport
+        for transport, events in zip(transports, events_by_transport, strict=True):
+            event = transport.receive(0.01)
             if event is not None:
                 events.append(event)
-    return found
+    return events_by_transport
 
 
 _ECHO = """

@@ -20,10 +20,10 @@ NAME = "ZEROMQ"
 def eventually(condition: Callable[[], Any], what: Callable[[], str], seconds: float = 30) -> Any:
     """Wait for a condition that no event reports, by polling; return its value."""
     until = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (outcome := condition()):
         assert time.monotonic() < until, f"never: {what()}"
         time.sleep(0.02)
-    return found
+    return outcome
 
 
 def logged_line(worker: Worker, *texts: str) -> str:
@@ -35,8 +35,8 @@ def logged_line(worker: Worker, *texts: str) -> str:
             None,
         )
 
-    found: str = eventually(line, lambda: f"a line with {texts} in:\n{worker.output}")
-    return found
+    text: str = eventually(line, lambda: f"a line with {texts} in:\n{worker.output}")
+    return text
 
 
 # --- functions that are called by RPC --------------------------------------------------------------
@@ -68,8 +68,8 @@ def runs(me: WorkerContext) -> dict[str, int]:
 
 def endpoints(me: WorkerContext) -> list[str]:
     """Return the TCP endpoints that this worker listens on."""
-    found: str = rpc.api._get_current_rpc_agent().get_debug_info()["transport.zeromq.listens_on"]
-    return found.split()
+    text: str = rpc.api._get_current_rpc_agent().get_debug_info()["transport.zeromq.listens_on"]
+    return text.split()
 
 
 def metric(me: WorkerContext, name: str) -> int:

@@ -121,21 +121,21 @@ keys: dict[bytes, int] = {}
 
 def storm_and_end(transport: Callable[[], Any]) -> None:
     """Run a storm over a kind of transport, and shut both agents down in the middle of calls."""
-    one, other = (
+    agent_a, agent_b = (
         agents_kit.make(transport(), name, number, rpc_timeout=600)
         for number, name in enumerate("ab")
     )
-    addresses = one.listen(), other.listen()
-    one.learn(1, "b", addresses[1])
-    other.learn(0, "a", addresses[0])
-    one.add_member("b", 1)
-    other.add_member("a", 0)
-    agents_kit.start(other)
-    agents_kit.start(one)
-    storm((one, other), 30)
+    addresses = agent_a.listen(), agent_b.listen()
+    agent_a.learn(1, "b", addresses[1])
+    agent_b.learn(0, "a", addresses[0])
+    agent_a.add_member("b", 1)
+    agent_b.add_member("a", 0)
+    agents_kit.start(agent_b)
+    agents_kit.start(agent_a)
+    storm((agent_a, agent_b), 30)
     calls = [rpc.rpc_async("b", agents_kit.identity, args=(n,)) for n in range(200)]
-    ends = [threading.Thread(target=agent.shutdown) for agent in (one, other)]
-    ends += [threading.Thread(target=look, args=(agent,)) for agent in (one, other)]
+    ends = [threading.Thread(target=agent.shutdown) for agent in (agent_a, agent_b)]
+    ends += [threading.Thread(target=look, args=(agent,)) for agent in (agent_a, agent_b)]
     for thread in ends:
         thread.start()
     for future in calls:

@@ -111,7 +111,7 @@ def build(
         say(f"built {len(folders)} sdists")
     for number, (version, python) in enumerate(interpreters.items()):
         # The wheels without C++ are for any Python.
-        chosen = folders if number == 0 else [one for one in folders if files.has_cpp(one)]
+        chosen = folders if number == 0 else [folder for folder in folders if files.has_cpp(folder)]
         for folder in chosen:
             files.build_wheel(folder, python, compiled[python], linked, kept, out)
         say(f"built {len(chosen)} wheels with Python {version}")

@@ -99,9 +99,9 @@ class Compiler:
 
     def _fetch(self, version: Version, python: Version) -> list[Headers]:
         started = time.monotonic()
-        found = headers_of(version, python, self._kept / "torch")
+        headers = headers_of(version, python, self._kept / "torch")
         self._say(f"headers of torch {version}: {time.monotonic() - started:.0f} s")
-        return found
+        return headers
 
     def file(self, build: Build) -> Path:
         """Return the compiled file; compile it if it is not kept."""

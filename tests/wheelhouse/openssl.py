@@ -47,9 +47,9 @@ def of_system() -> OpenSSL:
     source = "#include <openssl/opensslv.h>\nOPENSSL_FULL_VERSION_STR\n"
     command = [os.environ.get("CXX") or "c++", "-E", "-P", "-x", "c++", "-"]
     done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
-    found = re.search(r'^"(.+)"$', done.stdout, re.MULTILINE)
+    match = re.search(r'^"(.+)"$', done.stdout, re.MULTILINE)
     return OpenSSL(
-        f"system {found[1] if found else ''}"
+        f"system {match[1] if match else ''}"
     )  # CMake says what to install if there is none
 
 
@@ -77,8 +77,8 @@ def from_source(archive: Path, kept: Path, say: Callable[[str], None]) -> OpenSS
             Path(made, "installed/usr/local").rename(folder)
         say(f"compiled OpenSSL from {archive.name}")
     header = (folder / "include/openssl/opensslv.h").read_text()
-    found = re.search(r'OPENSSL_FULL_VERSION_STR "(.+)"', header)
-    return OpenSSL(identity, found[1] if found else "", {"OPENSSL_ROOT_DIR": str(folder)})
+    match = re.search(r'OPENSSL_FULL_VERSION_STR "(.+)"', header)
+    return OpenSSL(identity, match[1] if match else "", {"OPENSSL_ROOT_DIR": str(folder)})
 
 
 def version_in(wheel: Path) -> str | None:

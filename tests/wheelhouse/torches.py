@@ -78,10 +78,10 @@ def headers_of(version: Version, python: Version, kept: Path) -> list[Headers]:
             shutil.rmtree(folder, ignore_errors=True)
             Path(made, "new").rename(folder)
     has_new = "_GLIBCXX_USE_CXX11_ABI=0" not in (folder / _CONFIG).read_text()
-    found = [_headers(folder, has_new)]
+    headers = [_headers(folder, has_new)]
     if not has_new:
-        found.append(_headers(_with_new_strings(folder), True))
-    return found
+        headers.append(_headers(_with_new_strings(folder), True))
+    return headers
 
 
 def _headers(folder: Path, new_strings: bool) -> Headers:

@@ -66,9 +66,9 @@ class WheelTrial:
 
         :raises TrialError: a step failed.
         """
-        found = [name for name in _COMPILERS if shutil.which(name, path=self._path)]
-        if found:
-            raise TrialError(f"there are compilers in the environment: {', '.join(found)}")
+        compilers = [name for name in _COMPILERS if shutil.which(name, path=self._path)]
+        if compilers:
+            raise TrialError(f"there are compilers in the environment: {', '.join(compilers)}")
         torch = self._torch_version()
         yield "from the installation to the first call on ZEROMQ", self.first_call()
         if self._torch_version() != torch:

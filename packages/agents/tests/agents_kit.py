@@ -186,21 +186,21 @@ def two_agents(others: dict[str, Any] | None = None, **settings: Any) -> Iterato
 
     :param others: settings of "b" that differ from those of "a".
     """
-    one = make(_C.MemoryTransport(), "a", 0, **settings)
-    other = make(_C.MemoryTransport(), "b", 1, **{**settings, **(others or {})})
-    addresses = one.listen(), other.listen()
-    one.learn(1, "b", addresses[1])
-    other.learn(0, "a", addresses[0])
-    one.add_member("b", 1)
-    other.add_member("a", 0)
-    start(other)
-    start(one)
+    agent_a = make(_C.MemoryTransport(), "a", 0, **settings)
+    agent_b = make(_C.MemoryTransport(), "b", 1, **{**settings, **(others or {})})
+    addresses = agent_a.listen(), agent_b.listen()
+    agent_a.learn(1, "b", addresses[1])
+    agent_b.learn(0, "a", addresses[0])
+    agent_a.add_member("b", 1)
+    agent_b.add_member("a", 0)
+    start(agent_b)
+    start(agent_a)
     try:
-        yield one, other
+        yield agent_a, agent_b
     finally:
         no_current_agent()
-        one.shutdown()
-        other.shutdown()
+        agent_a.shutdown()
+        agent_b.shutdown()
 
 
 def change(parts: list[bytes], **fields: Any) -> list[bytes]:
@@ -235,7 +235,7 @@ def a_request(wire: Wire, *arguments: Any) -> tuple[Any, list[bytes]]:
 def error_of(future: Any) -> str:
     """Wait for a call to fail; return the text of its error."""
     try:
-        found = future.wait()
+        result = future.wait()
     except Exception as error:
         return str(error)
-    raise AssertionError(f"the call did not fail, and returned {found!r}")
+    raise AssertionError(f"the call did not fail, and returned {result!r}")

@@ -46,8 +46,8 @@ class Recorder final : public Interceptor {
     if (outgoing && orders.count("context") != 0) {
       attempt([&] { request->attach(orders.at("context")); });
     }
-    const auto found = orders.find(outgoing ? "outgoing" : "incoming");
-    decide(request, found == orders.end() ? "pass" : found->second);
+    const auto entry = orders.find(outgoing ? "outgoing" : "incoming");
+    decide(request, entry == orders.end() ? "pass" : entry->second);
   }
 
   void decide(const RequestPtr& request, const std::string& verb) {
@@ -93,8 +93,8 @@ class Recorder final : public Interceptor {
     note(answer->is_error() ? "answer error " + std::string(answer->error())
                             : "answer " + std::to_string(answer->type()));
     const Orders orders = this->orders();
-    const auto found = orders.find("answer");
-    const std::string verb = found == orders.end() ? "pass" : found->second;
+    const auto entry = orders.find("answer");
+    const std::string verb = entry == orders.end() ? "pass" : entry->second;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       last_type_ = answer->type();

@@ -68,10 +68,12 @@ class Recorder:
     def wait_for(self, begin: str, times: int = 1) -> list[str]:
         """Wait until ``times`` events start with ``begin``; return these events."""
         until = time.monotonic() + TIME_LIMIT
-        while len(found := [event for event in self.events() if event.startswith(begin)]) < times:
+        while (
+            len(matching := [event for event in self.events() if event.startswith(begin)]) < times
+        ):
             assert time.monotonic() < until, (begin, self.events())
             time.sleep(0.005)
-        return found
+        return matching
 
 
 class WrongCapsule:

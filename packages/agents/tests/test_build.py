@@ -122,16 +122,16 @@ def extension(module: str) -> str:
 
 def torch_libraries(file: str) -> list[str]:
     """Return the libraries of torch that the loader opens for an extension."""
-    found = subprocess.check_output(["readelf", "-d", file], text=True)
-    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", found)
+    listing = subprocess.check_output(["readelf", "-d", file], text=True)
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", listing)
     return [name for name in needed if re.match(r"libtorch|libc10", name)]
 
 
 def torch_symbols(file: str) -> list[str]:
     """Return the undefined symbols of an extension that are of torch."""
-    found = subprocess.check_output(["readelf", "-sW", file], text=True)
+    listing = subprocess.check_output(["readelf", "-sW", file], text=True)
     return [
-        name for name in re.findall(r" UND (\S+)", found) if re.search(r"5torch|3c10|2at", name)
+        name for name in re.findall(r" UND (\S+)", listing) if re.search(r"5torch|3c10|2at", name)
     ]
 
 

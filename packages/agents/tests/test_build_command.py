@@ -14,6 +14,8 @@ import pytest
 from rpc_backends_agents import _C
 from rpc_backends_agents.installed_torch import Torch
 
+pytestmark = pytest.mark.slow
+
 BIN = Path(sys.executable).parent
 
 

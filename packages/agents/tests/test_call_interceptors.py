@@ -68,9 +68,9 @@ def two_agents(
     """Start agents "a" and "b"; "a" makes this process's calls. Yields both."""
     agents = [make(_C.MemoryTransport(), "a", 0), make(_C.MemoryTransport(), "b", 1)]
     addresses = [agent.listen() for agent in agents]
-    for own, other in ((0, 1), (1, 0)):
-        agents[own].learn(other, "ab"[other], addresses[other])
-        agents[own].add_member("ab"[other], other)
+    for me, peer in ((0, 1), (1, 0)):
+        agents[me].learn(peer, "ab"[peer], addresses[peer])
+        agents[me].add_member("ab"[peer], peer)
     fronts = [
         agent if interceptor is None else intercept(agent, interceptor, name="policy")
         for agent, interceptor in zip(agents, (at_a, at_b), strict=True)

@@ -81,9 +81,9 @@ def test_a_call_times_out_and_its_late_answer_is_counted(
         assert count(agent, "timeouts") == 1
         # Both agents give their calls the same ids.
         wire.inbox.deliver(1, answer)
-        other, frame = a_request(wire)
+        second, frame = a_request(wire)
         wire.inbox.deliver(1, answer_of(answer, frame))
-        assert other.wait().tolist() == [2, 2]
+        assert second.wait().tolist() == [2, 2]
         assert count(agent, "late_answers") == 1
 
 
@@ -125,7 +125,7 @@ def test_calls_to_a_lost_peer_fail_until_it_is_found(
     with on_wire() as (agent, wire):
         agent.add_member("c", 2)
         waiting = [a_request(wire)[0] for _ in range(5)]
-        other = rpc.rpc_async("c", torch.add, args=(torch.ones(2), 1))
+        to_c = rpc.rpc_async("c", torch.add, args=(torch.ones(2), 1))
         wire.request(5)
         wire.inbox.lost(1, "the cable is cut")
         text = "RPC to 'b' failed: the connection is lost: the cable is cut"
@@ -134,7 +134,7 @@ def test_calls_to_a_lost_peer_fail_until_it_is_found(
         tried = wire.tried
         assert text in error_of(rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1)))
         assert wire.tried == tried, "nothing more is sent to the lost peer"
-        assert not other.done()
+        assert not to_c.done()
         assert count(agent, "connections_lost") == 1
         wire.inbox.found(1)
         eventually(lambda: "the cable is cut" not in try_once(), "the peer is found")
@@ -335,14 +335,14 @@ def test_requests_are_refused_if_too_many_bytes_wait(me: Any) -> None:
     released.clear()
     entered.clear()
     few = {"max_unanswered_bytes": 100_000, "num_worker_threads": 1}
-    with two_agents(others=few) as (_, other):
+    with two_agents(others=few) as (_, agent_b):
         first = rpc.rpc_async("b", wait_for_release)
         assert entered.wait(AT_ONCE)
         waiting = [rpc.rpc_async("b", torch.add, args=(floats(40), 1)) for _ in range(10)]
         # Several threads receive, so any two of the requests may have found room.
         eventually(lambda: sum(future.done() for future in waiting) >= 8, "eight are refused")
         refused = [future for future in waiting if future.done()]
-        assert count(other, "refused_requests") == 8
+        assert count(agent_b, "refused_requests") == 8
         for text in map(error_of, refused):
             assert "worker 'b' is overloaded" in text
             assert "num_worker_threads" in text
@@ -396,32 +396,32 @@ def test_calls_to_a_member_that_left_fail(me: Any) -> None:
 def test_a_call_to_a_worker_found_before_it_left_says_that_it_has_left(me: Any) -> None:
     """The transport has forgotten the worker, and refuses the message."""
     with two_agents() as (agent, _):
-        found = agent.get_worker_info("b")
+        worker = agent.get_worker_info("b")
         agent.remove_member(1, "worker 'b' has left the group")
-        error = error_of(rpc.rpc_async(found, abs, args=(-1,)))
+        error = error_of(rpc.rpc_async(worker, abs, args=(-1,)))
         assert error.startswith("RPC to 'b' failed: worker 'b' has left the group"), error
 
 
 @in_worker
 def test_the_metrics_count_calls_and_bytes(me: Any) -> None:
-    with two_agents() as (one, other):
-        assert set(one.get_metrics()) == METRICS
+    with two_agents() as (agent_a, agent_b):
+        assert set(agent_a.get_metrics()) == METRICS
         for _ in range(3):
             rpc.rpc_sync("b", torch.add, args=(torch.ones(2), 1))
         rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1))
-        assert count(one, "requests_sent") == 3, "calls of a worker to itself are not sent"
-        assert count(other, "requests_received") == 3
-        assert count(one, "client_active_calls") == 0
-        assert count(one, "thread_pool_size") == 4
-        assert count(one, "bytes_sent") == count(other, "bytes_received") > 0
-        assert count(one, "threads") >= 2
-        traffic = one.traffic()
+        assert count(agent_a, "requests_sent") == 3, "calls of a worker to itself are not sent"
+        assert count(agent_b, "requests_received") == 3
+        assert count(agent_a, "client_active_calls") == 0
+        assert count(agent_a, "thread_pool_size") == 4
+        assert count(agent_a, "bytes_sent") == count(agent_b, "bytes_received") > 0
+        assert count(agent_a, "threads") >= 2
+        traffic = agent_a.traffic()
         assert (traffic.sent, traffic.answered, traffic.received) == (3, 3, 0)
 
 
 @in_worker
 def test_a_memory_transport_without_a_listener_is_an_error(me: Any) -> None:
-    with two_agents() as (_, other):
+    with two_agents() as (_, agent_b):
         lonely = make(_C.MemoryTransport(), "lonely", 5)
         lonely.learn(1, "b", "memory:nowhere:0")
         lonely.add_member("b", 1)
@@ -435,4 +435,4 @@ def test_a_memory_transport_without_a_listener_is_an_error(me: Any) -> None:
         finally:
             no_current_agent()
             lonely.shutdown()
-        assert other.get_metrics()["agent.requests_received"] == "0"
+        assert agent_b.get_metrics()["agent.requests_received"] == "0"

@@ -69,10 +69,10 @@ def bits(tensor: torch.Tensor) -> bytes:
 def test_tensors_of_every_dtype_arrive_bit_by_bit(me: Any) -> None:
     with two_agents():
         sent = [torch.arange(1, 7).to(getattr(torch, dtype)).view(2, 3) for dtype in DTYPES]
-        found = rpc.rpc_sync("b", identity, args=(sent,))
-        for one, other in zip(sent, found, strict=True):
-            assert (other.dtype, other.shape) == (one.dtype, one.shape)
-            assert bits(other) == bits(one), one.dtype
+        returned = rpc.rpc_sync("b", identity, args=(sent,))
+        for expected, tensor in zip(sent, returned, strict=True):
+            assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
+            assert bits(tensor) == bits(expected), expected.dtype
 
 
 @in_worker
@@ -80,19 +80,19 @@ def test_tensors_of_every_dtype_arrive_bit_by_bit(me: Any) -> None:
 def test_a_tensor_arrives_as_it_was_sent(me: Any, name: str) -> None:
     sent = TENSORS[name]()
     with two_agents():
-        found = rpc.rpc_sync("b", identity, args=(sent,))
-    assert found.dtype == sent.dtype
-    assert found.shape == sent.shape
-    assert found.layout == sent.layout
-    assert found.requires_grad == sent.requires_grad
+        returned = rpc.rpc_sync("b", identity, args=(sent,))
+    assert returned.dtype == sent.dtype
+    assert returned.shape == sent.shape
+    assert returned.layout == sent.layout
+    assert returned.requires_grad == sent.requires_grad
     if sent.is_quantized:
-        assert found.qscheme() == sent.qscheme()
-        assert torch.equal(found.int_repr(), sent.int_repr())
-        sent, found = sent.dequantize(), found.dequantize()
+        assert returned.qscheme() == sent.qscheme()
+        assert torch.equal(returned.int_repr(), sent.int_repr())
+        sent, returned = sent.dequantize(), returned.dequantize()
     if sent.layout == torch.sparse_coo:
-        assert found.is_coalesced() == sent.is_coalesced()
-        sent, found = sent.to_dense(), found.to_dense()
-    assert torch.equal(found, sent)
+        assert returned.is_coalesced() == sent.is_coalesced()
+        sent, returned = sent.to_dense(), returned.to_dense()
+    assert torch.equal(returned, sent)
 
 
 @in_worker
@@ -227,13 +227,13 @@ def test_a_tensor_without_memory_fails_its_call(me: Any, name: str) -> None:
     make_tensor, why = WITHOUT_MEMORY[name]
     bad = make_tensor()
     with two_agents():
-        other = rpc.rpc_async("b", identity, args=(torch.ones(2),))
+        second = rpc.rpc_async("b", identity, args=(torch.ones(2),))
         for worker in ("b", "a"):
             with pytest.raises(
                 Exception, match=f"(?s)tensor (1 )?of the message cannot be sent: .*{why}"
             ):
                 rpc.rpc_sync(worker, identity, args=((torch.ones(1), bad),))
-        assert other.wait().sum() == 2
+        assert second.wait().sum() == 2
         assert rpc.rpc_sync("b", identity, args=(torch.ones(2),)).sum() == 2
 
 
@@ -263,9 +263,9 @@ def test_an_answer_without_memory_fails_its_call(me: Any) -> None:
 def test_a_tensor_of_many_dimensions_arrives(me: Any, dimensions: int) -> None:
     strided = torch.arange(6.0).view(2, 3, *[1] * (dimensions - 2))
     with two_agents():
-        found = rpc.rpc_sync("b", identity, args=(strided,))
-    assert found.shape == strided.shape
-    assert found.flatten().tolist() == strided.flatten().tolist()
+        returned = rpc.rpc_sync("b", identity, args=(strided,))
+    assert returned.shape == strided.shape
+    assert returned.flatten().tolist() == strided.flatten().tolist()
 
 
 @in_worker
@@ -281,21 +281,21 @@ def test_a_tensor_with_too_many_dimensions_fails_its_call(me: Any) -> None:
 @in_worker
 def test_a_request_too_large_for_its_receiver_fails_alone(me: Any) -> None:
     with two_agents(others={"max_message_bytes": 10_000}):
-        other = rpc.rpc_async("b", identity, args=(torch.ones(2),))
+        second = rpc.rpc_async("b", identity, args=(torch.ones(2),))
         text = error_of(rpc.rpc_async("b", identity, args=(torch.zeros(5000),)))
         assert "worker 'b' refuses the request: it has" in text
         assert "more than max_message_bytes of the receiving worker, 10000" in text
-        assert other.wait().sum() == 2
+        assert second.wait().sum() == 2
         assert rpc.rpc_sync("b", identity, args=(torch.ones(2),)).sum() == 2
 
 
 @in_worker
 def test_an_answer_too_large_for_its_receiver_fails_alone(me: Any) -> None:
     with two_agents(max_message_bytes=10_000, others={"max_message_bytes": 1 << 30}):
-        other = rpc.rpc_async("b", identity, args=(torch.ones(2),))
+        second = rpc.rpc_async("b", identity, args=(torch.ones(2),))
         text = error_of(rpc.rpc_async("b", many_zeros))
         assert "RPC to 'b' failed: this worker refuses the answer: it has" in text
-        assert other.wait().sum() == 2
+        assert second.wait().sum() == 2
 
 
 @in_worker
@@ -433,13 +433,13 @@ def test_a_bad_request_with_a_valid_head_fails_its_call_only(me: Any, name: str)
 def test_a_bad_answer_with_a_valid_head_fails_its_call_only(me: Any) -> None:
     with on_wire() as (_, wire):
         future, parts = a_request(wire)
-        other, _ = a_request(wire)
+        second, _ = a_request(wire)
         wire.inbox.deliver(1, change(parts, kind=2))
         assert "RPC to 'b' failed: this worker refuses the answer: its message type" in error_of(
             future
         )
         assert not wire.rejected
-        assert not other.done()
+        assert not second.done()
 
 
 @in_worker
@@ -448,9 +448,9 @@ def test_sparse_indices_out_of_bounds_are_refused(me: Any) -> None:
     with on_wire() as (_, wire):
         _, parts = a_request(wire, sparse)
         # The storages are at the end: the index and the value.
-        index, one = (1).to_bytes(8, "little"), torch.ones(1).numpy().tobytes()
-        assert parts[0].endswith(index + one)
-        wire.inbox.deliver(1, [parts[0][: -len(index + one)] + (9).to_bytes(8, "little") + one])
+        index, value = (1).to_bytes(8, "little"), torch.ones(1).numpy().tobytes()
+        assert parts[0].endswith(index + value)
+        wire.inbox.deliver(1, [parts[0][: -len(index + value)] + (9).to_bytes(8, "little") + value])
         assert "a sparse tensor is not valid" in refusal(wire)
 
 

@@ -38,12 +38,12 @@ def test_a_python_transport_passes_the_most_demanding_chapters(
 ) -> None:
     chapters = ("transport", "life")  # the same agent runs the others in the suites of the engines
     chosen = [word for chapter in chapters for word in ("--chapter", chapter)]
-    found = report(sockets_package, tmp_path, *chosen)
-    assert {result["chapter"] for result in found["results"]} == set(chapters)
+    results = report(sockets_package, tmp_path, *chosen)
+    assert {result["chapter"] for result in results["results"]} == set(chapters)
 
 
 @pytest.mark.thorough
 def test_a_python_transport_conforms(sockets_package: Path, tmp_path: Path) -> None:
-    found = report(sockets_package, tmp_path)
-    assert found["verdict"] == "conforms"
-    assert {found["capabilities"][name] for name in found["declared"]} == {"kept"}
+    results = report(sockets_package, tmp_path)
+    assert results["verdict"] == "conforms"
+    assert {results["capabilities"][name] for name in results["declared"]} == {"kept"}

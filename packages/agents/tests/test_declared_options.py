@@ -46,7 +46,7 @@ def test_the_signature_has_types_and_defaults() -> None:
     assert parameters["careful"].annotation == "bool | None"
     assert parameters["limit"].annotation == "int | float"
     assert (parameters["pause"].default, parameters["limit"].default) == (None, 2)
-    assert {one.kind for one in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
 
 
 def test_annotations_may_be_values() -> None:

@@ -62,8 +62,8 @@ def double(x: torch.Tensor) -> tuple[str, torch.Tensor]:
 
 def moved(agent: Any) -> tuple[int, int]:
     """Return the bytes that have come to an agent as device memory, and its largest host part."""
-    found = agent.get_metrics()
-    return int(found["transport.moved_bytes"]), int(found["transport.largest_host_part"])
+    metrics = agent.get_metrics()
+    return int(metrics["transport.moved_bytes"]), int(metrics["transport.largest_host_part"])
 
 
 @in_worker

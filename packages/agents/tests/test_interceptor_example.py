@@ -16,6 +16,8 @@ from torch.distributed import rpc
 from support import steps
 from support.workers import WorkerContext, WorkerError, Workers
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "interceptor"
 ENV = {"RPC_ALLOWLIST": "_operator.add,torch.ops.aten.add"}
 
@@ -28,8 +30,8 @@ def call(me: WorkerContext, function: Any, *arguments: Any) -> str:
 
 
 def metrics(me: WorkerContext) -> dict[str, str]:
-    found: dict[str, str] = rpc.api._get_current_rpc_agent().get_metrics()
-    return found
+    values: dict[str, str] = rpc.api._get_current_rpc_agent().get_metrics()
+    return values
 
 
 @pytest.fixture(scope="module")

@@ -59,18 +59,18 @@ def two_agents(
     DONE.clear()
     agents = make(_C.MemoryTransport(), "a", 0), make(_C.MemoryTransport(), "b", 1)
     addresses = [agent.listen() for agent in agents]
-    for agent, other in ((0, 1), (1, 0)):
-        agents[agent].learn(other, "ab"[other], addresses[other])
-        agents[agent].add_member("ab"[other], other)
-    one, other_one = (wrapped(agents[0], front), wrapped(agents[1], behind or {}))
-    start(other_one)
-    start(one)
+    for agent, peer in ((0, 1), (1, 0)):
+        agents[agent].learn(peer, "ab"[peer], addresses[peer])
+        agents[agent].add_member("ab"[peer], peer)
+    agent_a, agent_b = (wrapped(agents[0], front), wrapped(agents[1], behind or {}))
+    start(agent_b)
+    start(agent_a)
     try:
-        yield one, other_one
+        yield agent_a, agent_b
     finally:
         no_current_agent()
-        one.shutdown()
-        other_one.shutdown()
+        agent_a.shutdown()
+        agent_b.shutdown()
 
 
 def wrapped(agent: Any, interceptors: dict[str, tuple[Recorder, int]]) -> Any:
@@ -326,10 +326,10 @@ def test_several_interceptors_see_a_request_in_order(me: WorkerContext, library:
     chain = {"c": (third, 5), "b": (second, 1), "a": (first, 1)}
     with two_agents(chain):
         assert "refused" in error_of(rpc.rpc_async("b", do, args=(1,)))
-    assert [len(seen(one, "outgoing")) for one in (first, second, third)] == [1, 1, 0]
+    assert [len(seen(recorder, "outgoing")) for recorder in (first, second, third)] == [1, 1, 0]
     # The interceptor nearer to the program sees the error as an answer; the other only the end.
-    assert [len(seen(one, "answer error")) for one in (first, second)] == [1, 0]
-    assert [len(seen(one, "end error")) for one in (first, second)] == [1, 1]
+    assert [len(seen(recorder, "answer error")) for recorder in (first, second)] == [1, 0]
+    assert [len(seen(recorder, "end error")) for recorder in (first, second)] == [1, 1]
 
 
 @in_worker
@@ -362,10 +362,10 @@ def test_without_interceptors_the_agent_is_not_wrapped(me: WorkerContext) -> Non
 def test_context_arrives_at_the_interceptor_with_the_same_name(
     me: WorkerContext, library: Path
 ) -> None:
-    sender, other, receiver, bystander = (Recorder(library) for _ in range(4))
+    sender, other_sender, receiver, bystander = (Recorder(library) for _ in range(4))
     sender.order(context="abc")
-    other.order(context="x" * 255)
-    front = {"trace": (sender, 0), "other": (other, 1)}
+    other_sender.order(context="x" * 255)
+    front = {"trace": (sender, 0), "other": (other_sender, 1)}
     with two_agents(front, {"trace": (receiver, 0), "none": (bystander, 1)}):
         assert rpc.rpc_sync("b", do, args=(1,)) == 1
         tensor = torch.arange(5000)
@@ -455,8 +455,8 @@ def prepare(me: WorkerContext, library: Path, wheel: Path) -> None:
 
 def recorders() -> list[Recorder]:
     """Return the interceptors of the installed package."""
-    found: list[Recorder] = importlib.import_module("recording").RECORDERS
-    return found
+    loaded: list[Recorder] = importlib.import_module("recording").RECORDERS
+    return loaded
 
 
 def call(me: WorkerContext, verb: str) -> tuple[str, list[str]]:

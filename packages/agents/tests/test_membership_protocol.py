@@ -27,6 +27,8 @@ from support.interleavings import (
     run_steps,
 )
 
+pytestmark = pytest.mark.slow
+
 #: Name and rank of each worker.
 Contest = tuple[tuple[str, int], ...]
 TWO: list[Contest] = [(("x", 0), ("x", 1)), (("x", 0), ("y", 0)), (("x", 0), ("x", 0))]
@@ -148,7 +150,7 @@ def check_the_end(state: State, contest: Contest) -> None:
         assert "member" in state.results or "left" in state.results, state
     name, rank = contest[0]
     others = members(state, contest)
-    is_taken = any(name == other[0] or rank == other[1] for other in others)
+    is_taken = any(name == member[0] or rank == member[1] for member in others)
     result = run_alone(
         worker(name, rank, len(contest)),
         state.content,

@@ -43,7 +43,8 @@ def seeds() -> list[list[bytes]]:
             wire.inbox.deliver(1, request)
         answers = wire.wait_until(
             lambda: (
-                len(wire.sent) == 2 * len(values) and [one for _, one, reply in wire.sent if reply]
+                len(wire.sent) == 2 * len(values)
+                and [frame for _, frame, reply in wire.sent if reply]
             )
         )
         assert not wire.rejected

@@ -142,8 +142,8 @@ def test_a_piece_is_copied_when_it_arrives(me: Any) -> None:
         wire.inbox.deliver(1, sent[3])
         wire.wait_until(lambda: len(wire.sent) == since + 4)
         eventually(lambda: unfinished(agent) == 0, "the message is finished")
-        found = b"".join(parts[1] for parts in answers(wire, since)[:3])
-        assert found == values().numpy().tobytes()
+        received = b"".join(parts[1] for parts in answers(wire, since)[:3])
+        assert received == values().numpy().tobytes()
 
 
 @in_worker
@@ -155,8 +155,8 @@ def test_pieces_may_arrive_in_any_order(me: Any) -> None:
         for part in reversed(sent):
             wire.inbox.deliver(1, part)
         wire.wait_until(lambda: len(wire.sent) == since + 4)
-        found = b"".join(parts[1] for parts in answers(wire, since)[:3])
-        assert found == values().numpy().tobytes()
+        received = b"".join(parts[1] for parts in answers(wire, since)[:3])
+        assert received == values().numpy().tobytes()
 
 
 @in_worker
@@ -242,7 +242,7 @@ def test_no_mutated_piece_ends_the_process(me: Any) -> None:
     chance = random.Random(4)
     with with_devices(max_message_bytes=1 << 26) as (_, wire), logged():
         _, sent = frames(wire)
-        _, other = frames(wire)  # the mutated pieces may fail the first call
+        _, pieces = frames(wire)  # the mutated pieces may fail the first call
         last = [sent[2][0], sent[2][1]]  # the short one
         for _ in range(2000):
             head = bytearray(last[0])
@@ -252,7 +252,7 @@ def test_no_mutated_piece_ends_the_process(me: Any) -> None:
                 )
             wire.inbox.deliver(1, [bytes(head), *last[1 : chance.choice((1, 2, 2, 2))]])
         since = len(wire.sent)
-        for part in other:
+        for part in pieces:
             wire.inbox.deliver(1, part)
         eventually(lambda: len(answers(wire, since)) >= 1, "an answer")
         assert rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
@@ -305,6 +305,6 @@ def test_messages_of_an_earlier_agent_do_not_mix(me: Any) -> None:
         for part in sent:
             wire.inbox.deliver(1, part)
         wire.wait_until(lambda: len(wire.sent) == since + 4)
-        found = b"".join(parts[1] for parts in answers(wire, since)[:3])
-        assert found == values().numpy().tobytes()
+        received = b"".join(parts[1] for parts in answers(wire, since)[:3])
+        assert received == values().numpy().tobytes()
         assert unfinished(agent) == 1

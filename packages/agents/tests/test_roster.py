@@ -192,9 +192,9 @@ def test_the_name_or_rank_of_a_live_member_is_refused(
 
 def test_the_name_of_a_dead_member_is_taken_over(store: Any) -> None:
     View(store, "a", 0).join()
-    other = View(store, "b", 1).join()
+    successor = View(store, "b", 1).join()
     View(store, "a", 0).join(others_live=False)
-    assert other.changes() == [("peer", "a"), ("out", "a"), ("in", "a")]
+    assert successor.changes() == [("peer", "a"), ("out", "a"), ("in", "a")]
 
 
 def test_the_name_of_a_member_that_left_is_free(store: Any) -> None:

@@ -90,8 +90,8 @@ def wait_until_gone(before: set[str]) -> None:
 
 
 def sockets() -> int:
-    found = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return sum("socket" in str(path) for path in found)
+    targets = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return sum("socket" in str(path) for path in targets)
 
 
 @in_worker

@@ -37,7 +37,7 @@ def call_back(depth: int) -> int:
 @in_worker
 def test_answers_arrive_while_all_request_threads_are_blocked(me: Any) -> None:
     released.clear()
-    with two_agents(num_worker_threads=2) as (_, other):
+    with two_agents(num_worker_threads=2) as (_, agent_b):
         blocked = [rpc.rpc_async("b", wait_for_release) for _ in range(2)]
         for _ in blocked:
             assert entered.acquire(timeout=AT_ONCE)
@@ -47,7 +47,7 @@ def test_answers_arrive_while_all_request_threads_are_blocked(me: Any) -> None:
         assert rpc.rpc_sync("a", torch.add, args=(torch.ones(2), 1)).tolist() == [2, 2]
         assert not entered.acquire(blocking=False)
         eventually(
-            lambda: other.get_metrics()["agent.server_active_calls"] == "3",
+            lambda: agent_b.get_metrics()["agent.server_active_calls"] == "3",
             "the third request has arrived",
         )
         released.set()
@@ -67,10 +67,10 @@ def test_a_burst_leaves_few_threads(me: Any) -> None:
     # The pool keeps as many waiting threads as running ones, and four more.
     most = 2 * may_run + 4
     released.clear()
-    with two_agents(num_worker_threads=may_run) as (_, other):
+    with two_agents(num_worker_threads=may_run) as (_, agent_b):
 
         def metric(name: str) -> int:
-            return int(other.get_metrics()[f"agent.{name}"])
+            return int(agent_b.get_metrics()[f"agent.{name}"])
 
         futures = [rpc.rpc_async("b", wait_for_release) for _ in range(burst)]
         for _ in range(may_run):
@@ -115,16 +115,16 @@ def test_slow_callbacks_leave_few_threads(me: Any) -> None:
 def test_no_message_needs_the_gil(me: Any) -> None:
     """This thread holds the GIL from the call to its answer, since traffic() does not release it."""
     usual = sys.getswitchinterval()
-    with two_agents() as (one, other):
+    with two_agents() as (agent_a, agent_b):
         # The first call also does what is done only once.
         rpc.rpc_sync("b", torch.add, args=(torch.ones(2), 1))
-        one.on_unknown_member(lambda: None)
-        other.on_unknown_member(lambda: None)
+        agent_a.on_unknown_member(lambda: None)
+        agent_b.on_unknown_member(lambda: None)
         sys.setswitchinterval(1000)
         try:
             future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1))
             until = time.monotonic() + AT_ONCE
-            while one.traffic().answered < 2:
+            while agent_a.traffic().answered < 2:
                 assert time.monotonic() < until, "something waits for the GIL"
         finally:
             sys.setswitchinterval(usual)

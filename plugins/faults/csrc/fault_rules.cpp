@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "rpc_backends_agents/siphash.h"
 
@@ -26,28 +25,9 @@ FaultRules::Clock::duration duration_of(double seconds) {
       std::chrono::duration<double>(std::min(seconds, kMostSeconds)));
 }
 
-bool any_matches(const std::vector<std::string>& patterns, const std::string& text) {
-  return patterns.empty() ||
-         std::any_of(patterns.begin(), patterns.end(), [&](const auto& pattern) { return matches(pattern, text); });
-}
-
-bool is_of_tensors(FaultKind kind) {
-  return kind == FaultKind::kCorrupt || kind == FaultKind::kReplyCorrupt;
-}
-
-// Whether a rule makes random decisions.
-bool draws(const FaultRule& rule) {
-  return rule.probability < 1 || rule.shape != FaultRule::Shape::kFixed || is_of_tensors(rule.kind);
-}
-
 // Whether a pause has a length of its own; otherwise it ends with the rule.
 bool has_length(const FaultRule& rule) {
   return rule.seconds > 0 || rule.spread > 0;
-}
-
-// Whether a rule counts messages.
-bool counts_messages(const FaultRule& rule) {
-  return rule.after > 0 || rule.every > 1 || rule.first > 0;
 }
 
 // What a rule counts a message under.
@@ -76,42 +56,7 @@ bool same(const FaultRule& rule, const FaultRule& other) {
   return all(rule) == all(other);
 }
 
-std::string described(const ReplayEntry& entry) {
-  return entry.type + (entry.function.empty() ? "" : " " + entry.function) + " to '" + entry.receiver +
-         "' (occurrence " + std::to_string(entry.nth) + ")";
-}
-
-std::string described(const FaultMessage& message) {
-  return std::string(type_name(message.type)) + (message.function.empty() ? "" : " " + message.function) + " to '" +
-         message.receiver + "' (occurrence " + std::to_string(message.nth) + ")";
-}
-
 }  // namespace
-
-bool matches(const std::string& pattern, const std::string& text) {
-  size_t p = 0;
-  size_t t = 0;
-  size_t star = std::string::npos;
-  size_t resume = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && (pattern[p] == '?' || (pattern[p] != '*' && pattern[p] == text[t]))) {
-      ++p;
-      ++t;
-    } else if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = t;
-    } else if (star != std::string::npos) {
-      p = star + 1;
-      t = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') {
-    ++p;
-  }
-  return p == pattern.size();
-}
 
 const char* kind_name(FaultKind kind) {
   switch (kind) {
@@ -178,24 +123,6 @@ void FaultRules::set(std::vector<FaultRule> rules, uint64_t seed, std::vector<st
   housekeeping_ = std::move(housekeeping);
   routes_.clear();
   idle_ = rules_.empty() && !replaying_;
-}
-
-void FaultRules::set_replay(std::vector<ReplayEntry> entries, double stall_timeout) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::unordered_map<std::string, int32_t> types;
-  for (int32_t type = 0; type < 0x40; ++type) {
-    types.emplace(type_name(type | 0x100), type | 0x100);
-  }
-  for (ReplayEntry& entry : entries) {
-    const auto type = types.find(entry.type);
-    const MessageKey like{entry.receiver, type == types.end() ? 0 : type->second, entry.digest};
-    order_.emplace_back(like, entry.nth);
-    replay_.emplace(order_.back(), std::move(entry));
-  }
-  stall_timeout_ = stall_timeout;
-  progress_ = Clock::now();
-  replaying_ = true;
-  idle_ = false;
 }
 
 void FaultRules::set_mark(const std::string& mark, bool on) {
@@ -333,7 +260,7 @@ std::optional<Fault> FaultRules::apply(State& state, const FaultMessage& message
     ++state.matched;
     // Limit. A rule counts as if it were the only one: also messages that an earlier rule has ended.
     State::Counts& counts = state.counts[answer ? 1 : 0];
-    if (counts_messages(rule) &&
+    if (rule.counts_messages() &&
         !chosen_by_counts(rule, ++counts.messages[count_key(rule, message, counts.messages.size())])) {
       return std::nullopt;
     }
@@ -357,103 +284,12 @@ std::optional<Fault> FaultRules::apply(State& state, const FaultMessage& message
   return only_starts ? std::nullopt : std::make_optional(Fault{state.rule, seconds});
 }
 
-FaultRules::Route& FaultRules::route_to(int receiver_id, const std::string& receiver, int32_t type) {
-  Route& route = routes_[{receiver_id, type}];
-  if (route.receiver == receiver) {
-    return route;
-  }
-  route = Route();
-  route.receiver = receiver;
-  for (const StatePtr& state : rules_) {
-    if (selects(*state->rule, type, receiver, false)) {
-      route.all.requests.push_back(state);
-    }
-    if (selects(*state->rule, type, receiver, true)) {
-      route.all.answers.push_back(state);
-    }
-  }
-  if (calls_function(type)) {
-    const auto asks = [&](const StatePtr& state) {
-      return !state->rule->functions.empty() || !state->rule->housekeeping;
-    };
-    route.ask_function = std::any_of(route.all.requests.begin(), route.all.requests.end(), asks) ||
-                         std::any_of(route.all.answers.begin(), route.all.answers.end(), asks);
-  }
-  summarise(route.all);
-  return route;
-}
-
-const FaultRules::Selected& FaultRules::for_function(Route& route, const std::string& function) {
-  const auto known = route.by_function.find(function);
-  if (known != route.by_function.end()) {
-    return known->second;
-  }
-  const bool housekeeping = is_housekeeping(function);
-  const auto is_for_others = [&](const StatePtr& state) {
-    return (housekeeping && !state->rule->housekeeping) || !any_matches(state->rule->functions, function);
-  };
-  Selected selected = route.all;
-  std::erase_if(selected.requests, is_for_others);
-  std::erase_if(selected.answers, is_for_others);
-  summarise(selected);
-  if (route.by_function.size() >= kMostKeys) {
-    route.by_function.clear();
-  }
-  return route.by_function.emplace(function, std::move(selected)).first->second;
-}
-
-void FaultRules::summarise(Selected& selected) {
-  selected.drawing.clear();
-  selected.ask_payload = false;
-  for (const auto* states : {&selected.requests, &selected.answers}) {
-    for (const StatePtr& state : *states) {
-      const FaultRule& rule = *state->rule;
-      const auto& drawing = selected.drawing;
-      if (draws(rule) && std::find(drawing.begin(), drawing.end(), state) == drawing.end()) {
-        selected.drawing.push_back(state);
-      }
-      selected.ask_payload = selected.ask_payload || (counts_messages(rule) && rule.per == FaultRule::Per::kPayload);
-    }
-  }
-}
-
 uint64_t FaultRules::number(std::unordered_map<uint64_t, uint64_t>& numbers, const FaultMessage& message) const {
   uint64_t like = MessageKey{message.receiver, message.type, message.digest}.hash();
   if (numbers.size() >= kMostKeys && numbers.find(like) == numbers.end()) {
     like &= kKeyBits;
   }
   return ++numbers[like];
-}
-
-bool FaultRules::selects(const FaultRule& rule, int32_t type, const std::string& receiver, bool answer) const {
-  if (!any_matches(rule.types, type_name(type)) || (!rule.functions.empty() && !calls_function(type))) {
-    return false;
-  }
-  // Torch's autograd engine counts the gradients that arrive; one too many would keep the backward pass from ending.
-  if (rule.kind == FaultKind::kDuplicate && type == kBackwardAutogradRequest) {
-    return false;
-  }
-  const bool pause = rule.kind == FaultKind::kPause;
-  if (answer) {
-    const bool both = pause || rule.kind == FaultKind::kPartition || rule.kind == FaultKind::kBandwidth;
-    return both && sent_by(rule, receiver, worker_);
-  }
-  return sent_by(rule, worker_, receiver) || (pause && any_matches(rule.senders, receiver));
-}
-
-bool FaultRules::sent_by(const FaultRule& rule, const std::string& sender, const std::string& receiver) const {
-  if (rule.kind == FaultKind::kPause) {
-    return any_matches(rule.senders, sender);
-  }
-  if (any_matches(rule.senders, sender) && any_matches(rule.receivers, receiver)) {
-    return true;
-  }
-  const bool both_ways = (rule.kind == FaultKind::kPartition || rule.kind == FaultKind::kBandwidth) && !rule.one_way;
-  return both_ways && any_matches(rule.senders, receiver) && any_matches(rule.receivers, sender);
-}
-
-bool FaultRules::is_housekeeping(const std::string& function) const {
-  return !housekeeping_.empty() && !function.empty() && any_matches(housekeeping_, function);
 }
 
 uint64_t FaultRules::MessageKey::hash() const {
@@ -509,9 +345,9 @@ double FaultRules::seconds_of(State& state, const FaultMessage& message, bool an
       seconds += (rule.spread - rule.seconds) * draw(state, message, lane + kLength);
       break;
     case FaultRule::Shape::kNormal: {
-      const double one = 1 - draw(state, message, lane + kLength);
-      const double two = draw(state, message, lane + kLength2);
-      seconds += rule.spread * std::sqrt(-2 * std::log(one)) * std::cos(2 * M_PI * two);
+      const double uniform1 = 1 - draw(state, message, lane + kLength);
+      const double uniform2 = draw(state, message, lane + kLength2);
+      seconds += rule.spread * std::sqrt(-2 * std::log(uniform1)) * std::cos(2 * M_PI * uniform2);
       break;
     }
     case FaultRule::Shape::kExponential:
@@ -534,63 +370,6 @@ double FaultRules::seconds_of(State& state, const FaultMessage& message, bool an
     seconds = std::chrono::duration<double>(free_at - at).count();
   }
   return seconds;
-}
-
-void FaultRules::replay(const FaultMessage& message, bool answer, Expected expected, Faults& faults) {
-  const auto key = std::make_pair(MessageKey{message.receiver, message.type, message.digest}, message.nth);
-  const auto recorded = replay_.find(key);
-  if (recorded == replay_.end()) {
-    if (expected == Expected::kYes && unrecorded_++ == 0) {
-      first_unrecorded_ = described(message);
-    }
-    return;
-  }
-  if (replayed_.insert(key).second) {
-    progress_ = Clock::now();
-    progress_at_ = std::max(progress_at_, recorded->second.at);
-  }
-  for (const auto& [number, seconds] : answer ? recorded->second.answer_faults : recorded->second.faults) {
-    State& state = *rules_.at(number);
-    ++state.matched;
-    ++state.fired;
-    ++state.fired_by[{type_name(message.type), message.receiver}];
-    faults.push_back({state.rule, seconds});
-  }
-}
-
-std::optional<std::string> FaultRules::replay_status() {
-  if (!replaying_) {
-    return std::nullopt;
-  }
-  std::lock_guard<std::mutex> lock(mutex_);
-  const std::string so_far =
-      " after " + std::to_string(replayed_.size()) + " of " + std::to_string(replay_.size()) + " recorded messages";
-  if (unrecorded_ > 0 && !reported_unrecorded_) {
-    reported_unrecorded_ = true;
-    return "diverged" + so_far + ": " + first_unrecorded_ + " is not in the log";
-  }
-  const std::string late = closed_ ? "" : stalled();
-  return late.empty() ? std::nullopt : std::make_optional("has stalled" + so_far + ": " + late);
-}
-
-std::string FaultRules::stalled() {
-  while (next_ < order_.size() && replayed_.count(order_[next_]) != 0) {
-    ++next_;
-  }
-  if (next_ == order_.size() || reported_ == next_) {
-    return {};
-  }
-  const ReplayEntry& entry = replay_.at(order_[next_]);
-  const double waited = std::chrono::duration<double>(Clock::now() - progress_).count();
-  const double recorded = std::max(0.0, entry.at - progress_at_);
-  if (waited <= recorded + stall_timeout_) {
-    return {};
-  }
-  reported_ = next_;
-  char seconds[80];
-  std::snprintf(seconds, sizeof(seconds), "%.1f s after the message before it, and now is overdue after %.1f s",
-                recorded, waited);
-  return described(entry) + " was recorded " + seconds;
 }
 
 std::vector<FaultCount> FaultRules::counts() const {
@@ -629,18 +408,6 @@ Metrics FaultRules::metrics() const {
     metrics[name] = std::to_string(sum);
   }
   return metrics;
-}
-
-Divergence FaultRules::divergence() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Divergence divergence{unrecorded_, first_unrecorded_, replay_.size() - replayed_.size(), {}};
-  for (const auto& [key, entry] : replay_) {
-    if (replayed_.count(key) == 0) {
-      divergence.first_missing = described(entry);
-      break;
-    }
-  }
-  return divergence;
 }
 
 }  // namespace rpc_backends

@@ -96,6 +96,8 @@ struct FaultRule {
   uint64_t memory = 0;   // memory: how many more bytes the process can allocate
   double each = 0;       // store: how much longer each request takes; 0: none is answered
   double by = 0;         // clock: by how many seconds it jumps
+
+  bool counts_messages() const { return after > 0 || every > 1 || first > 0; }
 };
 
 // The properties of a request that rules and the log use.
@@ -289,5 +291,7 @@ class FaultRules {
 
 // Whether a pattern with * (any text) and ? (any one byte) matches the whole `text`.
 bool matches(const std::string& pattern, const std::string& text);
+// Whether one of the patterns matches; an empty list matches all.
+bool any_matches(const std::vector<std::string>& patterns, const std::string& text);
 
 }  // namespace rpc_backends

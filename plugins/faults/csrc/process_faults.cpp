@@ -125,7 +125,7 @@ int redirect(const dl_phdr_info* object) {
         break;
     }
   }
-  int found = 0;
+  int redirected = 0;
   for (int table = 0; table < 2 && symbols != 0 && names != 0; ++table) {
     const auto* const entries = reinterpret_cast<const ElfW(Rela)*>(tables[table]);
     for (size_t i = 0; entries != nullptr && i < sizes[table] / sizeof(*entries); ++i) {
@@ -137,20 +137,20 @@ int redirect(const dl_phdr_info* object) {
       const char* const name = reinterpret_cast<const char*>(names) + symbol.st_name;
       auto** const slot = reinterpret_cast<void**>(base + entries[i].r_offset);
       if (std::strcmp(name, "clock_gettime") == 0) {
-        found += write_slot(slot, reinterpret_cast<void*>(&moved_clock_gettime)) ? 1 : 0;
+        redirected += write_slot(slot, reinterpret_cast<void*>(&moved_clock_gettime)) ? 1 : 0;
       } else if (std::strcmp(name, "time") == 0) {
         write_slot(slot, reinterpret_cast<void*>(&moved_time));
       }
     }
   }
-  return found;
+  return redirected;
 }
 
 // The program and libpython hold all of Python's calls of the clock; extension modules keep the clock of the system.
-int redirect_python(dl_phdr_info* object, size_t /*size*/, void* found) {
+int redirect_python(dl_phdr_info* object, size_t /*size*/, void* redirected) {
   const char* const name = object->dlpi_name;
   if (name == nullptr || name[0] == '\0' || std::strstr(name, "libpython") != nullptr) {
-    *static_cast<int*>(found) += redirect(object);
+    *static_cast<int*>(redirected) += redirect(object);
   }
   return 0;
 }
@@ -193,9 +193,9 @@ double store_delay() {
 
 bool move_clock(double seconds) {
   static const bool redirected = [] {
-    int found = 0;
-    ::dl_iterate_phdr(&redirect_python, &found);
-    return found > 0;
+    int redirected_calls = 0;
+    ::dl_iterate_phdr(&redirect_python, &redirected_calls);
+    return redirected_calls > 0;
   }();
   moved += std::llround(seconds * 1e9);
   return redirected;

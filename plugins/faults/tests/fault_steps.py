@@ -69,13 +69,13 @@ def attempt(
     names = [faults.add(**rule) for rule in rules]
     begin = time.monotonic()
     try:
-        found = str(rpc.rpc_sync(to, do, args=(what,), timeout=timeout))
+        outcome = str(rpc.rpc_sync(to, do, args=(what,), timeout=timeout))
     except RuntimeError as error:
-        found = str(error)
+        outcome = str(error)
     seconds = time.monotonic() - begin
     for name in names:
         faults.remove(name)
-    return found, seconds
+    return outcome, seconds
 
 
 def several(
@@ -83,15 +83,15 @@ def several(
 ) -> list[str]:
     """Call :func:`do` repeatedly; return the results, or the first words of the errors."""
     names = [faults.add(**rule) for rule in rules]
-    found = []
+    outcomes = []
     for what in whats:
         try:
-            found.append(str(rpc.rpc_sync(to, do, args=(what,), timeout=30)))
+            outcomes.append(str(rpc.rpc_sync(to, do, args=(what,), timeout=30)))
         except RuntimeError as error:
-            found.append(" ".join(str(error).split(" ")[:3]))
+            outcomes.append(" ".join(str(error).split(" ")[:3]))
     for name in names:
         faults.remove(name)
-    return found
+    return outcomes
 
 
 def add(me: WorkerContext, rule: dict[str, Any]) -> str:
@@ -121,8 +121,8 @@ def wait_for(me: WorkerContext, what: Any, times: int = 1) -> list[Any]:
 
 def metrics(me: WorkerContext) -> dict[str, str]:
     """Return the metrics of faults."""
-    found: dict[str, str] = rpc.api._get_current_rpc_agent().get_metrics()
-    return {key: value for key, value in found.items() if key.startswith("faults.")}
+    values: dict[str, str] = rpc.api._get_current_rpc_agent().get_metrics()
+    return {key: value for key, value in values.items() if key.startswith("faults.")}
 
 
 def tensors(me: WorkerContext, to: str) -> list[float]:

@@ -81,9 +81,9 @@ def test_a_rule_has_kind_messages_and_times() -> None:
 
 
 def test_unnamed_rules_get_different_names() -> None:
-    found = rules("[[rule]]\nwhat = 'drop'\n[[rule]]\nwhat = 'drop'\n")
+    checked = rules("[[rule]]\nwhat = 'drop'\n[[rule]]\nwhat = 'drop'\n")
 
-    assert [rule.name for rule in found] == ["drop-1", "drop-2"]
+    assert [rule.name for rule in checked] == ["drop-1", "drop-2"]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_two_rules_with_one_name_are_refused_with_both_lines() -> None:
 
 
 def test_all_problems_are_reported_together() -> None:
-    found = problems(
+    texts = problems(
         """
         sed = 3
         [[rule]]
@@ -198,7 +198,7 @@ def test_all_problems_are_reported_together() -> None:
         """
     )
 
-    assert [text.split(": ")[0] for text in found] == [
+    assert [text.split(": ")[0] for text in texts] == [
         "rules.toml:1",
         "rules.toml:4",
         "rules.toml:6",
@@ -370,9 +370,9 @@ def test_a_file_of_unclosed_strings_is_checked_quickly(part: str) -> None:
 
 @pytest.mark.parametrize("header", ["", "[[rule]]\nwhat = 'drop'\n"])
 def test_thousands_of_unknown_keys_are_checked_quickly(header: str) -> None:
-    found = problems(header + "".join(f"key{number} = 1\n" for number in range(50_000)))
+    texts = problems(header + "".join(f"key{number} = 1\n" for number in range(50_000)))
 
-    assert len(found) == 20
+    assert len(texts) == 20
 
 
 def test_the_limits_themselves_are_accepted() -> None:

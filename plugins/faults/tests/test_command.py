@@ -61,12 +61,12 @@ def test_check_explains_rules_in_words(rules: Path) -> None:
 
 
 def test_check_gives_json(rules: Path) -> None:
-    found = json.loads(command("faults", "check", str(rules), "--json").stdout)
+    checked = json.loads(command("faults", "check", str(rules), "--json").stdout)
 
-    assert found["ok"] is True
-    assert found["seed"] == 4
-    assert found["rules"][0]["what"] == "delay"
-    assert found["rules"][0]["words"].startswith("each PYTHON_CALL to ps")
+    assert checked["ok"] is True
+    assert checked["seed"] == 4
+    assert checked["rules"][0]["what"] == "delay"
+    assert checked["rules"][0]["words"].startswith("each PYTHON_CALL to ps")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -108,9 +108,9 @@ def test_report_writes_a_self_contained_page(url: str, tmp_path: Path) -> None:
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in text
     assert story["workers"] == ["worker0", "worker1"]
-    [failed] = [one for one in story["messages"] if one["faults"]]
+    [failed] = [message for message in story["messages"] if message["faults"]]
     assert (failed["from"], failed["to"], failed["outcome"]) == ("worker0", "worker1", "failed")
-    assert {one["outcome"] for one in story["messages"]} == {"failed", "answer"}
+    assert {message["outcome"] for message in story["messages"]} == {"failed", "answer"}
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_doctor_explains_variables_and_checks_rules(
 
 def test_doctor_reports_an_unknown_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_LOGS", "logs")
-    [found] = check().findings
+    [finding] = check().findings
 
-    assert found.level == "problem"
-    assert "Did you mean RPC_BACKENDS_FAULTS_LOG?" in found.text
+    assert finding.level == "problem"
+    assert "Did you mean RPC_BACKENDS_FAULTS_LOG?" in finding.text
 
 
 def test_doctor_tells_our_variables_from_others() -> None:
@@ -164,10 +164,10 @@ def test_doctor_tells_our_variables_from_others() -> None:
         "RPC_BACKENDS_FAULTS_LOG": "x",
         "RPC_BACKENDS_FAULTY": "x",
     }
-    found = {finding.about: finding.level for finding in variables(environ).findings}
+    levels = {finding.about: finding.level for finding in variables(environ).findings}
 
-    assert found["RPC_BACKENDS_FAULTS"] == found["RPC_BACKENDS_FAULTS_LOG"] == "ok"
-    assert found["RPC_BACKENDS_FAULTY"] == "warning"
+    assert levels["RPC_BACKENDS_FAULTS"] == levels["RPC_BACKENDS_FAULTS_LOG"] == "ok"
+    assert levels["RPC_BACKENDS_FAULTY"] == "warning"
 
 
 PROGRAM = """
@@ -204,11 +204,11 @@ def test_run_runs_a_program_with_rules_and_again_from_its_log(tmp_path: Path) ->
     rules, logs = tmp_path / "rules.toml", tmp_path / "logs"
     first = run(1, "--rules", str(rules), "--seed", "3", "--log", str(logs))
     again = run(2, "--replay", str(logs))
-    other = run(3, "--rules", str(rules), "--seed", "4")
+    with_seed_4 = run(3, "--rules", str(rules), "--seed", "4")
 
     assert 0 < first.count("-") < 20
     assert again == first
-    assert other != first
+    assert with_seed_4 != first
 
 
 @pytest.mark.parametrize(

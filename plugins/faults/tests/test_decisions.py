@@ -55,13 +55,13 @@ def run(
     variables = {"RPC_BACKENDS_FAULTS": str(rules)} if rules else {}
     with Workers(2, env={**variables, **env}, seconds=180) as workers:
         workers.run(steps.join, f"file://{tmp_path}/{run.number}", backend=backend)  # type: ignore[attr-defined]
-        found = workers[0].call(step, *args)
+        result = workers[0].call(step, *args)
         workers.run(steps.leave)
         for worker in workers:
             worker.finish()  # both processes end at the same time
         assert [worker.end() for worker in workers] == [0, 0]
         output = workers[0].output
-    return found, output
+    return result, output
 
 
 run.number = 0  # type: ignore[attr-defined]
@@ -88,11 +88,11 @@ def call_from_threads(me: WorkerContext, threads: int, load: int) -> dict[str, l
     for thread in spinning:
         thread.start()
     with ThreadPoolExecutor(threads) as pool:
-        found = dict(pool.map(attempt, [f"call {number}" for number in range(CALLS)]))
+        outcomes = dict(pool.map(attempt, [f"call {number}" for number in range(CALLS)]))
     end.set()
     for thread in spinning:
         thread.join()
-    return found
+    return outcomes
 
 
 def faults_in(log: Path) -> dict[tuple[Any, ...], list[Any]]:
@@ -112,33 +112,33 @@ def test_the_same_seed_decides_the_same_with_any_threads_and_load(
     outcomes, logs = [], []
     for number, (threads, load) in enumerate([(1, 0), (2, 0), (8, 0), (3, 1), (16, 2)]):
         log = tmp_path / f"log {number}"
-        found, _ = run(
+        outcome, _ = run(
             tmp_path, rules, call_from_threads, threads, load, RPC_BACKENDS_FAULTS_LOG=str(log)
         )
-        outcomes.append(found)
+        outcomes.append(outcome)
         logs.append(faults_in(log / "worker0.jsonl"))
 
     assert all(outcome == outcomes[0] for outcome in outcomes)
-    assert all(one == logs[0] for one in logs)
+    assert all(log == logs[0] for log in logs)
     failed = sum(outcome.count("failed") for outcome in outcomes[0].values())
     assert 0 < failed < 2 * CALLS
     assert len(logs[0]) == 2 * CALLS
 
 
 def test_another_seed_decides_differently(tmp_path: Path, rules: Path) -> None:
-    one, _ = run(tmp_path, rules, call_from_threads, 1, 0)
-    other, _ = run(tmp_path, rules, call_from_threads, 1, 0, RPC_BACKENDS_FAULTS_SEED="8")
+    outcome, _ = run(tmp_path, rules, call_from_threads, 1, 0)
+    reseeded, _ = run(tmp_path, rules, call_from_threads, 1, 0, RPC_BACKENDS_FAULTS_SEED="8")
 
-    assert one != other
+    assert outcome != reseeded
 
 
 def test_another_rule_changes_no_decision(tmp_path: Path, rules: Path) -> None:
-    one, _ = run(tmp_path, rules, call_from_threads, 1, 0)
+    outcome, _ = run(tmp_path, rules, call_from_threads, 1, 0)
     more = '[[rule]]\nname = "more"\nwhat = "delay"\nseconds = 0.001\nprobability = 0.5\n'
     seed, first = rules.read_text().split("[[rule]]", 1)
     rules.write_text(f"{seed}{more}[[rule]]{first}")
 
-    assert run(tmp_path, rules, call_from_threads, 1, 0)[0] == one
+    assert run(tmp_path, rules, call_from_threads, 1, 0)[0] == outcome
 
 
 # --- replays --------------------------------------------------------------------------------------

@@ -73,24 +73,24 @@ def ends_with(
             env["RPC_BACKENDS_FAULTS_LOG"] = str(log)
         with Workers(1, env=env, seconds=120) as workers:
             workers.run(steps.join, f"file://{folder}/store", backend="TENSORPIPE")
-            found = workers[0].call(step, threads)
+            ends = workers[0].call(step, threads)
             workers.run(steps.leave)
-    return found
+    return ends
 
 
 @functools.cache
 def reference_outcomes() -> dict[int, list[str]]:
     """Return the outcome of each call with two rules, from one thread, without a log."""
-    found: dict[int, list[str]] = ends_with(SEED + NAMED + UNNAMED, 1)
-    ends = list(itertools.chain.from_iterable(found.values()))
+    by_number: dict[int, list[str]] = ends_with(SEED + NAMED + UNNAMED, 1)
+    ends = list(itertools.chain.from_iterable(by_number.values()))
     assert {"done", "sometimes", "unnamed"} == set(ends)  # each rule acts on some calls
-    assert len({tuple(end) for end in found.values()}) > 3  # and outcomes depend on the tensor
-    return found
+    assert len({tuple(end) for end in by_number.values()}) > 3  # and outcomes depend on the tensor
+    return by_number
 
 
 def failures_by(rule: str, ends: dict[int, list[str]]) -> dict[int, list[bool]]:
     """Return, for each call, whether this rule made it fail."""
-    return {number: [end == rule for end in found] for number, found in ends.items()}
+    return {number: [end == rule for end in outcomes] for number, outcomes in ends.items()}
 
 
 def test_four_threads_fail_the_same_tensors_calls_as_one() -> None:
@@ -141,11 +141,11 @@ def test_a_rule_counts_messages_that_an_earlier_rule_fails() -> None:
 
 
 def test_identical_unnamed_rules_decide_independently() -> None:
-    one = ends_with(SEED + UNNAMED, 1)
+    ends = ends_with(SEED + UNNAMED, 1)
     two = ends_with(SEED + UNNAMED + UNNAMED, 1)
 
     assert sum(failures_by("unnamed", two)[n].count(True) for n in two) > sum(
-        failures_by("unnamed", one)[n].count(True) for n in one
+        failures_by("unnamed", ends)[n].count(True) for n in ends
     )
 
 
@@ -166,11 +166,11 @@ def test_a_link_counts_requests_and_replies_separately() -> None:
 def test_tensors_of_any_layout_are_distinguished(kind: str) -> None:
     with tempfile.TemporaryDirectory() as folder, Workers(1, seconds=120) as workers:
         workers.run(fault_steps.join, f"file://{folder}/store", "TENSORPIPE")
-        found = workers[0].call(call_kinds, kind)
+        outcomes = workers[0].call(call_kinds, kind)
         workers.run(steps.leave)
 
     # The first call with each payload fails, and the second does not.
-    assert found == (["failed"] * 3, ["done"] * 3)
+    assert outcomes == (["failed"] * 3, ["done"] * 3)
 
 
 @pytest.mark.parametrize("kind", ["too small", "freed", "without"])
@@ -205,14 +205,14 @@ def call_before_and_after_a_rule(me: WorkerContext, threads: int) -> dict[int, l
 
 def call_one_after_the_other(me: WorkerContext, threads: int) -> list[str]:
     """Make four calls, each of which may be lost."""
-    found = []
+    outcomes = []
     for number in range(4):
         try:
             rpc.rpc_sync(me.name, fault_steps.do, args=(number,), timeout=0.3)
-            found.append("done")
+            outcomes.append("done")
         except RuntimeError:
-            found.append("lost")
-    return found
+            outcomes.append("lost")
+    return outcomes
 
 
 def call_kinds(me: WorkerContext, kind: str) -> tuple[list[str], list[str]]:
@@ -227,14 +227,14 @@ def call_kinds(me: WorkerContext, kind: str) -> tuple[list[str], list[str]]:
     }[kind]
 
     def attempt() -> list[str]:
-        found = []
+        outcomes = []
         for tensor in tensors:
             try:
                 rpc.rpc_sync(me.name, torch.neg, args=(tensor,))
-                found.append("done")
+                outcomes.append("done")
             except RuntimeError as error:
-                found.append("failed" if "chosen" in str(error) else str(error))
-        return found
+                outcomes.append("failed" if "chosen" in str(error) else str(error))
+        return outcomes
 
     rule = {"what": "fail", "text": "chosen", "message": "SCRIPT_CALL", "first": 1}
     with faults.rule(per="payload", **rule):

@@ -41,9 +41,9 @@ def comparable(output: str, sound: str) -> str:
 
 
 def first_digest(output: str) -> str:
-    found = re.search(TRAINING, output)
-    assert found is not None, output
-    return found[2]
+    match = re.search(TRAINING, output)
+    assert match is not None, output
+    return match[2]
 
 
 @pytest.mark.thorough

@@ -47,14 +47,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def processes_of(folder: Path) -> list[str]:
     """Return the processes whose environment names the folder."""
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         try:
             if str(folder).encode() in (entry / "environ").read_bytes():
-                found.append(entry.name)
+                processes.append(entry.name)
         except OSError:
             continue
-    return found
+    return processes
 
 
 @pytest.fixture(scope="module")

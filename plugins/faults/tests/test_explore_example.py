@@ -29,8 +29,8 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def failures(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / "explore.json").read_text())["failures"]
-    return found
+    listed: list[dict[str, Any]] = json.loads((folder / "explore.json").read_text())["failures"]
+    return listed
 
 
 @pytest.fixture
@@ -65,14 +65,14 @@ def test_without_faults_the_example_prints_its_parameters(folder: Path) -> None:
 def test_the_example_fails_after_one_crash_and_the_fixed_one_does_not(folder: Path) -> None:
     done = run(COMMANDS[1], folder)
     assert done.returncode == 1, done.stdout + done.stderr
-    (found,) = failures(folder / "explore")
-    assert found["faults"] == 1
-    assert 'what = "crash"' in found["rules"]
+    (failure,) = failures(folder / "explore")
+    assert failure["faults"] == 1
+    assert 'what = "crash"' in failure["rules"]
 
     fixed = run(COMMANDS[2], folder)
     assert fixed.returncode == 0, fixed.stdout + fixed.stderr
     assert failures(folder / "explore-fixed") == []
-    assert failures(folder / "explore") == [found]  # of the first search, as before
+    assert failures(folder / "explore") == [failure]  # of the first search, as before
 
 
 @pytest.mark.thorough
@@ -81,5 +81,5 @@ def test_the_bug_of_the_other_example_is_found(folder: Path) -> None:
     done = run(f"{COMMANDS[3]} && {COMMANDS[4]}", folder)
 
     assert done.returncode == 1, done.stdout + done.stderr
-    (found,) = failures(folder.parent / "parameter_server" / "explore")
-    assert found["kind"] == "invariant"
+    (failure,) = failures(folder.parent / "parameter_server" / "explore")
+    assert failure["kind"] == "invariant"

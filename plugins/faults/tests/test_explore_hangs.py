@@ -180,9 +180,9 @@ def test_a_hang_that_repeats_is_a_failure(tmp_path: Path) -> None:
     hangs = "if 'duplicate' in Path(os.environ['RPC_BACKENDS_FAULTS']).read_text(): time.sleep(600)"
     search = searched(tmp_path, hangs)
 
-    (found,) = search.findings.failures
-    assert found.cause.kind == "hang"
-    assert (found.shrunk.failed, found.shrunk.of) == (2, 2)
+    (failure,) = search.findings.failures
+    assert failure.cause.kind == "hang"
+    assert (failure.shrunk.failed, failure.shrunk.of) == (2, 2)
 
 
 @pytest.mark.slow

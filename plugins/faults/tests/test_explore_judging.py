@@ -128,13 +128,13 @@ def test_hangs_in_different_functions_have_different_causes(tmp_path: Path) -> N
 
 
 def test_hangs_are_the_same_if_a_worker_could_not_be_asked(tmp_path: Path) -> None:
-    (both,), (one,), (none,), (other,) = (
+    (both,), (first_only,), (none,), (different,) = (
         judge(hung(tmp_path, *where)) for where in (("put", "wait"), ("put",), (), ("barrier",))
     )
 
-    assert both.is_same(one)
+    assert both.is_same(first_only)
     assert none.is_same(both)
-    assert not other.is_same(both)
+    assert not different.is_same(both)
 
 
 def test_a_hang_keeps_its_cause_if_the_likely_reason_differs(tmp_path: Path) -> None:

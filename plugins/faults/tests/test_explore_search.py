@@ -108,10 +108,10 @@ def test_without_a_corpus_none_is_written(tmp_path: Path) -> None:
 
 def test_the_printed_command_gives_a_folder_and_a_free_port(tmp_path: Path) -> None:
     code = "import os; print(os.environ['RPC_BACKENDS_FAULTS_RUN'], os.environ['MASTER_PORT'])"
-    found = failure(tmp_path / "a")
+    failed = failure(tmp_path / "a")
     settings = plan(tmp_path / "out", sys.executable, "-c", code)
-    reproduce.write(found, settings)
-    run, _ = reproduce.again(found, settings)
+    reproduce.write(failed, settings)
+    run, _ = reproduce.again(failed, settings)
     command = run.replace(
         "rpc-backends ", shlex.join([sys.executable, "-m", "rpc_backends_cli", ""])
     )
@@ -136,24 +136,26 @@ def test_each_cause_of_a_run_is_a_failure(tmp_path: Path) -> None:
         Invariant("twelve", fails_if_more_than_twelve),
     )
 
-    found = [one.cause.title for one in search.findings.failures]
-    assert found == ["once: done again", "twelve: more than 12"]
-    assert all((one.folder / "output.txt").exists() for one in search.findings.failures)
+    titles = [failure.cause.title for failure in search.findings.failures]
+    assert titles == ["once: done again", "twelve: more than 12"]
+    assert all((failure.folder / "output.txt").exists() for failure in search.findings.failures)
 
 
-@pytest.mark.slow
-def test_a_comparison_with_another_backend_makes_all_its_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [LOGGED, pytest.param(PROGRAM, marks=pytest.mark.thorough)])
+def test_a_comparison_with_another_backend_makes_all_its_runs(
+    tmp_path: Path, program: Path
+) -> None:
     once = Invariant("once", fails_if_done_again)
-    search = search_with_corpus(tmp_path, once, against="ZEROMQ", program=PROGRAM)
+    search = search_with_corpus(tmp_path, once, against="ZEROMQ", program=program)
 
-    (found,) = search.findings.failures
-    assert found.against is not None
-    assert (found.against.failed, found.against.of) == (3, 3)
+    (failure,) = search.findings.failures
+    assert failure.against is not None
+    assert (failure.against.failed, failure.against.of) == (3, 3)
 
 
 def test_a_backend_on_which_the_program_fails_anyway_is_not_compared(tmp_path: Path) -> None:
     search = search_with_corpus(tmp_path, Invariant("once", fails_if_done_again), against="NOSUCH")
 
-    (found,) = search.findings.failures
-    assert found.against is not None
-    assert found.against.text().startswith("not compared with NOSUCH: the program fails there")
+    (failure,) = search.findings.failures
+    assert failure.against is not None
+    assert failure.against.text().startswith("not compared with NOSUCH: the program fails there")

@@ -38,7 +38,7 @@ def test_a_test_sees_the_effect_of_a_fault(rpc_faults: Runner, backend: str) -> 
     sound = rpc_faults(train, 4, backend=backend)
     faulty = rpc_faults(train, 4, rules=[TWICE], backend=backend)
 
-    assert [one.result for one in sound] == [0.0, 4.0]
+    assert [result.result for result in sound] == [0.0, 4.0]
     assert sound[1].faults == []
     # The second copy of the last call may arrive after the reply to the first.
     assert faulty[1].result in {5.0, 6.0}
@@ -70,7 +70,9 @@ def test_rules_can_be_a_file_and_a_run_can_be_replayed(rpc_faults: Runner, tmp_p
 
     assert first[1].error is not None
     assert again[1].error == first[1].error
-    calls = [[one for one in run[1].log if one["event"] == "request"] for run in (first, again)]
+    calls = [
+        [event for event in run[1].log if event["event"] == "request"] for run in (first, again)
+    ]
     assert len(calls[0]) == len(calls[1])
 
 

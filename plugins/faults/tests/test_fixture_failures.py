@@ -61,34 +61,34 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_an_error_shows_seed_rules_faults_log_and_traceback(shown: dict[str, str]) -> None:
-    found = shown["raises"]
+    output = shown["raises"]
 
-    assert "rpc_faults, run 1 of 1" in found
-    assert "train on 2 workers on ZEROMQ" in found
-    assert "RPC_BACKENDS_FAULTS_SEED=5 pytest 'test_it.py::test_raises'" in found
-    assert "twice (duplicate), fired 30 times: each request that calls *.update is sent" in found
-    log = found.partition("log: ")[2].partition("\n")[0]
+    assert "rpc_faults, run 1 of 1" in output
+    assert "train on 2 workers on ZEROMQ" in output
+    assert "RPC_BACKENDS_FAULTS_SEED=5 pytest 'test_it.py::test_raises'" in output
+    assert "twice (duplicate), fired 30 times: each request that calls *.update is sent" in output
+    log = output.partition("log: ")[2].partition("\n")[0]
     assert (Path(log) / "worker1.jsonl").exists()
-    assert "faults (the last 20 of 30):" in found
-    assert "s twice (duplicate): PYTHON_CALL test_it.update to worker0: answer" in found
-    assert "worker1: raised ValueError: lost one" in found
-    assert 'raise ValueError("lost one")' in found
-    assert "these are the words of worker1" in found
+    assert "faults (the last 20 of 30):" in output
+    assert "s twice (duplicate): PYTHON_CALL test_it.update to worker0: answer" in output
+    assert "worker1: raised ValueError: lost one" in output
+    assert 'raise ValueError("lost one")' in output
+    assert "these are the words of worker1" in output
 
 
 def test_a_crash_shows_the_exit_status(shown: dict[str, str]) -> None:
-    found = shown["crashes"]
+    output = shown["crashes"]
 
-    assert "worker1: its process ended with status 3 before the function returned" in found
-    assert "boom (crash): PYTHON_CALL test_it.update to worker0: never ended" in found
-    assert "these are the words of worker1" in found
+    assert "worker1: its process ended with status 3 before the function returned" in output
+    assert "boom (crash): PYTHON_CALL test_it.update to worker0: never ended" in output
+    assert "these are the words of worker1" in output
 
 
 def test_a_hang_shows_the_faults_and_the_stack(shown: dict[str, str]) -> None:
-    found = shown["hangs"]
+    output = shown["hangs"]
 
-    assert "the run ended early: WorkerError: worker1 did not finish its step" in found
-    worker1 = found.partition("worker1: did not finish")[2]
+    assert "the run ended early: WorkerError: worker1 did not finish its step" in output
+    worker1 = output.partition("worker1: did not finish")[2]
     assert "twice (duplicate): PYTHON_CALL test_it.update to worker0: answer" in worker1
     assert "about to hang" in worker1
     assert "in hang" in worker1  # its stack

@@ -46,7 +46,7 @@ def test_a_log_that_is_cut_off_is_an_error_at_the_end(
     engine.log_rules()
     engine.close()
 
-    [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
+    [record] = [logged for logged in caplog.records if logged.levelno == logging.ERROR]
     assert (
         "the event log of RPC worker 'w' is incomplete: 2 lines could not be written "
         "(No space left on device)" in record.getMessage()
@@ -78,10 +78,10 @@ def test_doctor_names_a_log_that_is_cut_off(
         workers.run(steps.leave)
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_LOG", str(logs))
 
-    [found] = [finding for finding in check().findings if finding.level == "warning"]
-    assert found.about == "event log"
-    assert f"{logs / 'worker1.jsonl'} is cut off: it stops in the middle of a line" in found.text
-    assert "the disk was full" in found.text
+    [finding] = [finding for finding in check().findings if finding.level == "warning"]
+    assert finding.about == "event log"
+    assert f"{logs / 'worker1.jsonl'} is cut off: it stops in the middle of a line" in finding.text
+    assert "the disk was full" in finding.text
 
 
 def test_doctor_reports_the_log_of_a_killed_worker(
@@ -93,8 +93,10 @@ def test_doctor_reports_the_log_of_a_killed_worker(
         workers[0].kill()
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_REPLAY", str(logs))
 
-    [found] = [finding for finding in check().findings if finding.level == "warning"]
-    assert "worker0.jsonl is cut off: it stops before its end. Its process was killed" in found.text
+    [finding] = [finding for finding in check().findings if finding.level == "warning"]
+    assert (
+        "worker0.jsonl is cut off: it stops before its end. Its process was killed" in finding.text
+    )
 
 
 def test_doctor_reports_complete_logs(

@@ -47,7 +47,7 @@ def test_decisions_are_the_seeded_hash_of_rule_and_message(url: str, tmp_path: P
         workers.run(steps.leave)
 
     lines = [json.loads(line) for line in (tmp_path / "worker0.jsonl").read_text().splitlines()]
-    calls = [one for one in lines if one.get("function", "").endswith(".fault_steps.do")]
+    calls = [event for event in lines if event.get("function", "").endswith(".fault_steps.do")]
     expected = [
         siphash(
             number(12345) + number(0),

@@ -79,9 +79,11 @@ def times_done(workers: Workers, call: str) -> int:
 
 
 def test_fail_is_an_error_at_once_and_nothing_runs(workers: Workers, call: str) -> None:
-    found, _ = workers[0].call(fault_steps.attempt, "worker1", call, 0, ({"what": "fail", **OURS},))
+    outcome, _ = workers[0].call(
+        fault_steps.attempt, "worker1", call, 0, ({"what": "fail", **OURS},)
+    )
 
-    assert "RPCErr:2:Send attempt failed intentionally for PYTHON_CALL" in found
+    assert "RPCErr:2:Send attempt failed intentionally for PYTHON_CALL" in outcome
     assert times_done(workers, call) == 0
 
 
@@ -94,12 +96,12 @@ def test_fail_raises_the_text_of_the_rule(workers: Workers, call: str) -> None:
 
 
 def test_drop_is_a_timeout_and_nothing_runs(workers: Workers, call: str) -> None:
-    found, seconds = workers[0].call(
+    outcome, seconds = workers[0].call(
         fault_steps.attempt, "worker1", call, 0.2, ({"what": "drop", **OURS},)
     )
 
-    assert TIMEOUT in found
-    assert "(200 ms)" in found
+    assert TIMEOUT in outcome
+    assert "(200 ms)" in outcome
     assert seconds >= 0.2
     assert times_done(workers, call) == 0
 
@@ -117,48 +119,50 @@ def test_delay_runs_later_and_does_not_block_the_caller(workers: Workers, call: 
 
 def test_a_message_delayed_beyond_its_timeout_still_runs(workers: Workers, call: str) -> None:
     rule = {"what": "delay", "seconds": 0.4, **OURS}
-    found, _ = workers[0].call(fault_steps.attempt, "worker1", call, 0.2, (rule,))
+    outcome, _ = workers[0].call(fault_steps.attempt, "worker1", call, 0.2, (rule,))
 
-    assert TIMEOUT in found
+    assert TIMEOUT in outcome
     assert workers[1].call(fault_steps.wait_for, call).count(call) == 1
 
 
 def test_reply_lost_runs_once_and_is_a_timeout(workers: Workers, call: str) -> None:
-    found, seconds = workers[0].call(
+    outcome, seconds = workers[0].call(
         fault_steps.attempt, "worker1", call, 0.3, ({"what": "reply_lost", **OURS},)
     )
 
-    assert TIMEOUT in found
+    assert TIMEOUT in outcome
     assert seconds >= 0.3
     assert workers[1].call(fault_steps.wait_for, call).count(call) == 1
 
 
 def test_reply_fail_runs_once_and_is_an_error(workers: Workers, call: str) -> None:
-    found, _ = workers[0].call(
+    outcome, _ = workers[0].call(
         fault_steps.attempt, "worker1", call, 0, ({"what": "reply_fail", **OURS},)
     )
 
-    assert "RPCErr:2:The reply to PYTHON_CALL from 'worker1' was replaced with this error" in found
+    assert (
+        "RPCErr:2:The reply to PYTHON_CALL from 'worker1' was replaced with this error" in outcome
+    )
     assert times_done(workers, call) == 1
 
 
 def test_reply_delay_runs_at_once_and_returns_later(workers: Workers, call: str) -> None:
     rule = {"what": "reply_delay", "seconds": 0.3, **OURS}
-    found, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
+    outcome, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
     too_late, _ = workers[0].call(fault_steps.attempt, "worker1", f"{call} too late", 0.1, (rule,))
 
-    assert found == call
+    assert outcome == call
     assert seconds >= 0.3
     assert TIMEOUT in too_late
     assert f"{call} too late" in workers[1].call(fault_steps.wait_for, f"{call} too late")
 
 
 def test_duplicate_runs_several_times_and_returns_once(workers: Workers, call: str) -> None:
-    found, _ = workers[0].call(
+    outcome, _ = workers[0].call(
         fault_steps.attempt, "worker1", call, 0, ({"what": "duplicate", "copies": 3, **OURS},)
     )
 
-    assert found == call
+    assert outcome == call
     assert workers[1].call(fault_steps.wait_for, call, 3).count(call) == 3
 
 
@@ -190,9 +194,9 @@ def inverted_pairs(call: str) -> list[str]:
 
 def test_reorder_does_not_wait_for_ever(workers: Workers, call: str) -> None:
     rule = {"what": "reorder", "others": 5, "within": 0.2, **OURS}
-    found, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
+    outcome, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
 
-    assert found == call
+    assert outcome == call
     assert seconds >= 0.2
 
 
@@ -218,26 +222,26 @@ def test_a_one_way_partition_loses_replies_in_that_direction(workers: Workers, c
     rule = {"what": "partition", "sender": "worker0", "receiver": "worker1", "one_way": True}
 
     # worker1's requests reach worker0, but worker0's replies do not come back.
-    found, _ = workers[1].call(fault_steps.attempt, "worker0", call, 0.3, ({**rule, **OURS},))
+    outcome, _ = workers[1].call(fault_steps.attempt, "worker0", call, 0.3, ({**rule, **OURS},))
 
-    assert TIMEOUT in found
+    assert TIMEOUT in outcome
     assert call in workers[0].call(fault_steps.wait_for, call)
 
 
 def test_bandwidth_makes_messages_wait_for_those_before_them(workers: Workers, call: str) -> None:
     rule = {"what": "bandwidth", "rate": 2000, "sender": "worker0", "one_way": True, **OURS}
-    found = workers[0].call(several_at_once, "worker1", [f"{call} {'x' * 300}"] * 3, rule)
+    outcome = workers[0].call(several_at_once, "worker1", [f"{call} {'x' * 300}"] * 3, rule)
 
     # Three messages of 300 bytes plus overhead, at 2000 bytes per second.
-    assert found["seconds"] >= 0.45
+    assert outcome["seconds"] >= 0.45
     assert times_done(workers, f"{call} {'x' * 300}") == 3
 
 
 def test_a_paused_worker_sends_after_the_pause(workers: Workers, call: str) -> None:
     rule = {"what": "pause", "worker": "worker0", "seconds": 0.3, **OURS}
-    found, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
+    outcome, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
 
-    assert found == call
+    assert outcome == call
     assert seconds >= 0.3
     assert times_done(workers, call) == 1
 
@@ -254,10 +258,10 @@ def test_a_pause_may_be_very_short(workers: Workers, call: str) -> None:
 
 def test_a_paused_worker_replies_after_the_pause(workers: Workers, call: str) -> None:
     rule = {"what": "pause", "worker": "worker1", "seconds": 0.3, **OURS}
-    found, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
+    outcome, seconds = workers[0].call(fault_steps.attempt, "worker1", call, 30, (rule,))
     too_late, _ = workers[0].call(fault_steps.attempt, "worker1", f"{call} too late", 0.1, (rule,))
 
-    assert found == call
+    assert outcome == call
     assert seconds >= 0.3
     assert TIMEOUT in too_late
     assert f"{call} too late" in workers[1].call(fault_steps.wait_for, f"{call} too late")
@@ -285,10 +289,10 @@ def test_a_stopped_process_sends_its_message_when_it_continues(workers: Workers,
     states = set()
     while not waiting.is_over(0.01):
         states.add(stat.read_text().rpartition(")")[2].split()[0])
-    found, seconds = waiting.result()
+    outcome, seconds = waiting.result()
 
     assert "T" in states  # stopped by a signal
-    assert found == call
+    assert outcome == call
     assert seconds >= 1.0
 
 
@@ -306,12 +310,12 @@ def start_and_look(me: Any, to: str, call: str, rule: dict[str, Any]) -> dict[st
     with faults.rule(**rule):
         begin = time.monotonic()
         held = rpc.rpc_async(to, fault_steps.do, args=(call,))
-        found: dict[str, Any] = {"open when rpc_async returned": not held.done()}
+        outcome: dict[str, Any] = {"open when rpc_async returned": not held.done()}
         rpc.rpc_sync(to, fault_steps.also_do, args=(f"{call} later",))
-        found["overtaken by a later call"] = not held.done()
+        outcome["overtaken by a later call"] = not held.done()
         held.wait()
-        found["seconds"] = time.monotonic() - begin
-    return found
+        outcome["seconds"] = time.monotonic() - begin
+    return outcome
 
 
 def reorder(me: Any, to: str, call: str, rule: dict[str, Any]) -> list[str]:
@@ -322,8 +326,8 @@ def reorder(me: Any, to: str, call: str, rule: dict[str, Any]) -> list[str]:
 
     with faults.rule(**rule):
         first = rpc.rpc_async(to, fault_steps.do, args=(f"{call} a",))
-        for other in "bcd":
-            rpc.rpc_sync(to, fault_steps.do, args=(f"{call} {other}",))
+        for letter in "bcd":
+            rpc.rpc_sync(to, fault_steps.do, args=(f"{call} {letter}",))
         first.wait()
     return [what for what in rpc.rpc_sync(to, fault_steps.done) if what.startswith(call)]
 
@@ -337,8 +341,8 @@ def call_in_pairs(
     import rpc_backends_faults as faults
 
     with faults.rule(**rule):
-        for one in before:
-            rpc.rpc_sync(to, fault_steps.do, args=(one,))
+        for name in before:
+            rpc.rpc_sync(to, fault_steps.do, args=(name,))
         for pair in range(20):
             both = [
                 rpc.rpc_async(to, fault_steps.do, args=(f"{call} {2 * pair + number}",))

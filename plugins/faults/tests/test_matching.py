@@ -168,7 +168,7 @@ def test_a_rule_matches_type_and_function(workers: Workers, kind: str) -> None:
     assert tried(function=function) == "failed"
     assert tried(message=kind[:-3] + "*", function="*" + function[-2:]) == "failed"
     assert tried(message=kind, function=function + "x") == "done"
-    assert tried(message=[one for one in CALLS if one != kind]) == "done"
+    assert tried(message=[other_kind for other_kind in CALLS if other_kind != kind]) == "done"
 
 
 @pytest.mark.parametrize("make_call", [call_scripted, remote_scripted])
@@ -306,15 +306,15 @@ def test_counts_can_be_per_receiver(workers: Workers) -> None:
 
 def to_all(me: WorkerContext, rule: dict[str, Any]) -> list[str]:
     """Call two workers in turn, twice."""
-    found = []
+    outcomes = []
     with faults.rule(**rule):
         for to in ("worker1", "worker2") * 2:
             try:
                 rpc.rpc_sync(to, fault_steps.do, args=("x",))
-                found.append("done")
+                outcomes.append("done")
             except RuntimeError:
-                found.append("failed")
-    return found
+                outcomes.append("failed")
+    return outcomes
 
 
 def test_a_probability_is_kept_approximately(workers: Workers) -> None:
@@ -339,14 +339,14 @@ def test_a_rule_can_apply_only_inside_a_mark(workers: Workers) -> None:
 
 def through_marks(me: WorkerContext, rule: dict[str, Any]) -> list[str]:
     """Call inside each of three nested marks, and again after leaving the innermost two."""
-    found = []
+    outcomes = []
 
     def attempt() -> None:
         try:
             rpc.rpc_sync("worker1", fault_steps.do, args=("x",))
-            found.append("done")
+            outcomes.append("done")
         except RuntimeError:
-            found.append("failed")
+            outcomes.append("failed")
 
     with faults.rule(**rule), faults.mark("step-4"):
         attempt()
@@ -356,7 +356,7 @@ def through_marks(me: WorkerContext, rule: dict[str, Any]) -> list[str]:
                 attempt()
             attempt()
         attempt()
-    return found
+    return outcomes
 
 
 def test_held_messages_do_not_delay_each_other(workers: Workers) -> None:

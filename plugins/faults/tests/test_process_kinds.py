@@ -31,10 +31,10 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
 
 def test_corrupt_changes_one_element_of_the_arguments(workers: Workers) -> None:
     rule = {"what": "corrupt", "element": 2, "bit": 31, **FUNCTION}  # the sign of a float32
-    found = workers[0].call(call_with_tensors, rule)
+    tensors = workers[0].call(call_with_tensors, rule)
 
-    assert found["result"] == [1.0, 2.0, -3.0, 4.0]
-    assert found["own"] == [1.0, 2.0, 3.0, 4.0]
+    assert tensors["result"] == [1.0, 2.0, -3.0, 4.0]
+    assert tensors["own"] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_corrupt_counts_the_elements_of_all_tensors(workers: Workers) -> None:
@@ -46,9 +46,9 @@ def test_corrupt_counts_the_elements_of_all_tensors(workers: Workers) -> None:
 
 def test_corrupt_leaves_messages_without_tensors_alone(workers: Workers, tmp_path: Path) -> None:
     rule = {"what": "corrupt", "function": "*.fault_steps.do"}
-    found, fired = workers[0].call(call_without_tensors, rule)
+    result, fired = workers[0].call(call_without_tensors, rule)
 
-    assert (found, fired) == ("no tensors", 0)
+    assert (result, fired) == ("no tensors", 0)
 
 
 def test_reply_corrupt_changes_one_element_of_the_result(workers: Workers) -> None:
@@ -59,21 +59,21 @@ def test_reply_corrupt_changes_one_element_of_the_result(workers: Workers) -> No
 
 def test_the_same_message_is_corrupted_in_the_same_place(workers: Workers) -> None:
     rule = {"what": "corrupt", "name": "drawn", **FUNCTION}
-    first, again, other = (
+    first, again, by_another_rule = (
         workers[0].call(corrupted_bytes, {**rule, "name": name}) for name in ("a", "a", "b")
     )
 
     assert first == again
-    assert first != other  # another rule draws another place
+    assert first != by_another_rule  # another rule draws another place
     assert first.count("1") == 1
 
 
 def test_memory_makes_large_allocations_fail_for_a_time(workers: Workers) -> None:
     rule = {"what": "memory", "bytes": 2**24, "seconds": 5.0, "function": "*.fault_steps.do"}
-    found = workers[0].call(allocate_under_pressure, rule)
+    allocations = workers[0].call(allocate_under_pressure, rule)
 
-    assert "memory" in found["during"]
-    assert found["after"] == "allocated"
+    assert "memory" in allocations["during"]
+    assert allocations["after"] == "allocated"
 
 
 def test_stores_do_not_answer_until_the_time_is_over(workers: Workers) -> None:
@@ -90,10 +90,10 @@ def test_each_request_to_a_slow_store_takes_longer(workers: Workers) -> None:
 
 def test_the_clock_of_python_jumps_and_other_clocks_do_not(workers: Workers) -> None:
     rule = {"what": "clock", "by": -3600.0, "function": "*.fault_steps.do"}
-    found = workers[0].call(read_clocks, rule)
+    clocks = workers[0].call(read_clocks, rule)
 
-    assert found.pop("monotonic") < 600
-    assert {name: round(moved / 600) for name, moved in found.items()} == {
+    assert clocks.pop("monotonic") < 600
+    assert {name: round(moved / 600) for name, moved in clocks.items()} == {
         "time": -6,
         "imported": -6,
         "datetime": -6,
@@ -130,8 +130,8 @@ def add_two(me: Any, rule: dict[str, Any]) -> list[float]:
     both = (torch.tensor([1.0, 2.0, 0.0, 0.0]), torch.tensor([0.0, 5.0, 0.0, 0.0]))
     with fault(rule):
         summed = rpc.rpc_sync(f"worker{1 - me.index}", torch.add, args=both)
-    found: list[float] = summed.tolist()[:2]
-    return found
+    values: list[float] = summed.tolist()[:2]
+    return values
 
 
 def call_without_tensors(me: Any, rule: dict[str, Any]) -> tuple[str, int]:
@@ -140,8 +140,8 @@ def call_without_tensors(me: Any, rule: dict[str, Any]) -> tuple[str, int]:
     import rpc_backends_faults as faults
 
     with fault(rule) as name:
-        found = rpc.rpc_sync(f"worker{1 - me.index}", fault_steps.do, args=("no tensors",))
-        return found, faults.counts()[name]
+        result = rpc.rpc_sync(f"worker{1 - me.index}", fault_steps.do, args=("no tensors",))
+        return result, faults.counts()[name]
 
 
 def corrupted_bytes(me: Any, rule: dict[str, Any]) -> str:

@@ -39,10 +39,10 @@ def run(tmp_path: Path) -> Callable[..., Any]:
             variables["RPC_BACKENDS_FAULTS"] = variables.pop("RPC_BACKENDS_FAULTS_RULES")
         with Workers(1, env=variables, seconds=60) as workers:
             workers.run(steps.join, f"file://{tmp_path}/store{number}", backend="TENSORPIPE")
-            found = workers[0].call(step, *args)
+            result = workers[0].call(step, *args)
             workers.run(steps.leave)
             workers[0].end()
-            return found, workers[0].output
+            return result, workers[0].output
 
     return run
 
@@ -180,11 +180,11 @@ def change_a_rule(me: WorkerContext) -> list[str]:
     """Call with a rule, with another rule of the same name, and with the first again."""
     import rpc_backends_faults as faults
 
-    found = []
+    outcomes = []
     for text in ("first", "second", "first"):
         with faults.rule(name="r", what="fail", function="*.do", text=text):
-            found.append(say(me, 1))
-    return found
+            outcomes.append(say(me, 1))
+    return outcomes
 
 
 def add_a_rule(me: WorkerContext) -> str:

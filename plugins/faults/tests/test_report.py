@@ -39,9 +39,9 @@ class Log:
 
     def message(self, at: float, *faults: str, outcome: str = "answer", rule: str = "r") -> None:
         self._id += 1
-        found = [{"rule": rule, "what": what, "seconds": 0.0} for what in faults]
+        applied = [{"rule": rule, "what": what, "seconds": 0.0} for what in faults]
         call = {"to": "w1", "type": "PYTHON_CALL", "function": "m.f", "bytes": 1, "digest": "0"}
-        self.add("request", at, id=self._id, nth=1, faults=found, **call)
+        self.add("request", at, id=self._id, nth=1, faults=applied, **call)
         self.add("end", at + 0.01, id=self._id, outcome=outcome)
 
     def end(self, at: float = 100, **looked_at: int) -> None:
@@ -119,11 +119,11 @@ def test_a_rule_shows_its_settings_and_explanation(
 
 
 def test_a_rule_with_changed_settings_is_two_rules(folder: Path) -> None:
-    one, other = live.make(**TWICE), live.make(**{**TWICE, "every": 3})
-    log = Log(folder, one)
+    twice, every_third = live.make(**TWICE), live.make(**{**TWICE, "every": 3})
+    log = Log(folder, twice)
     log.message(1, "duplicate", rule="twice")
     log.add("counts", 2, looked_at={"twice": 5})
-    log.add("rules", 2, seed=7, rules=[other.native()])
+    log.add("rules", 2, seed=7, rules=[every_third.native()])
     log.message(3, "duplicate", rule="twice")
     log.message(4, "duplicate", rule="twice")
     log.end(5, twice=9)
@@ -142,8 +142,8 @@ def test_rules_show_how_often_they_matched_and_fired(url: str, folder: Path) -> 
         workers[0].call(fault_steps.several, "worker1", list(range(3)), (gone,))
         workers.run(steps.leave)
 
-    found = {rule["name"]: (rule["looked_at"], rule["acted"]) for rule in story(folder)["rules"]}
-    assert found == {"kept": (8, 3), "gone": (0, 0)}
+    counts = {rule["name"]: (rule["looked_at"], rule["acted"]) for rule in story(folder)["rules"]}
+    assert counts == {"kept": (8, 3), "gone": (0, 0)}
     assert not any(rule["uncounted"] for rule in story(folder)["rules"])
 
 
@@ -156,15 +156,15 @@ def test_a_log_without_an_end_is_reported_as_cut_off(folder: Path) -> None:
     cut.write()
     torn.write(cut=9)
 
-    found = report_page.story([folder])
-    endings = [log["ending"] for log in found.data["logs"]]
+    page = report_page.story([folder])
+    endings = [log["ending"] for log in page.data["logs"]]
     assert endings[0] == "is complete"
     assert endings[1].startswith("is cut off: it stops before its end. Its process was killed")
     assert endings[2].startswith("is cut off: it stops in the middle of a line")
     assert report_page.cut_off(whole.path) is None
     assert [report_page.cut_off(log.path) for log in (cut, torn)] == endings[1:]
-    assert f"{cut.path} is cut off" in found.summary()
-    assert [found.data["rules"][0][key] for key in ("looked_at", "uncounted")] == [4, 2]
+    assert f"{cut.path} is cut off" in page.summary()
+    assert [page.data["rules"][0][key] for key in ("looked_at", "uncounted")] == [4, 2]
 
 
 def test_a_log_that_a_crash_ended_names_the_rule(folder: Path) -> None:

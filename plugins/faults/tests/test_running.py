@@ -94,7 +94,7 @@ def test_dynamic_groups_work_with_fault_injection(url: str, backend: str) -> Non
             worker.call(fault_steps.join, url, backend, world_size=None)
         names = {"worker0", "worker1", "worker2"}
 
-        assert [set(found) for found in workers.run(steps.members)] == [names] * 3
+        assert [set(members) for members in workers.run(steps.members)] == [names] * 3
         assert workers[2].call(fault_steps.attempt, "worker0", "x")[0] == "x"
         workers[1].call(steps.leave)
         assert set(workers[0].call(steps.members)) == {"worker0", "worker2"}
@@ -144,20 +144,20 @@ def test_a_rule_applies_while_its_block_runs(url: str) -> None:
 
 def in_and_out(me: WorkerContext) -> list[str]:
     """Call before, inside and after the block of a rule."""
-    found = []
+    outcomes = []
 
     def attempt() -> None:
         try:
             rpc.rpc_sync("worker1", fault_steps.do, args=("x",))
-            found.append("done")
+            outcomes.append("done")
         except RuntimeError:
-            found.append("failed")
+            outcomes.append("failed")
 
     attempt()
     with faults.rule(what="fail", function="*.fault_steps.do"):
         attempt()
     attempt()
-    return found
+    return outcomes
 
 
 def test_a_rule_can_be_added_on_another_worker(url: str) -> None:
@@ -172,9 +172,9 @@ def rule_another(me: WorkerContext) -> list[Any]:
     """Make worker1's calls to worker2 fail."""
     there = faults.Worker("worker1")
     with there.rule(what="fail", name="there", function="*.fault_steps.do"):
-        found: list[Any] = [rpc.rpc_sync("worker1", call_on, args=("worker2",)), there.counts()]
-    found.append(rpc.rpc_sync("worker1", call_on, args=("worker2",)))
-    return found
+        results: list[Any] = [rpc.rpc_sync("worker1", call_on, args=("worker2",)), there.counts()]
+    results.append(rpc.rpc_sync("worker1", call_on, args=("worker2",)))
+    return results
 
 
 def call_on(to: str) -> str:
@@ -354,11 +354,11 @@ def test_a_log_that_is_cut_off_affects_no_call(url: str, tmp_path: Path) -> None
     env = {"RPC_BACKENDS_FAULTS": "on", "RPC_BACKENDS_FAULTS_LOG": str(log)}
     with Workers(2, env=env) as workers:
         workers.run(steps.join, url)
-        found = workers[0].call(call_with_small_files, str(log / "worker0.jsonl"))
+        result = workers[0].call(call_with_small_files, str(log / "worker0.jsonl"))
         workers.run(steps.leave)
         output = workers[0].output
 
-    assert found == [["1", "2", "3"], True]
+    assert result == [["1", "2", "3"], True]
     assert output.count("is cut off: File too large") == 1
     assert "the event log of RPC worker 'worker0' is incomplete" in output
     kept = (log / "worker0.jsonl").read_text().splitlines()[:-1]
@@ -397,14 +397,15 @@ probability = 0
         workers[0].call(fault_steps.attempt, "worker1", 1)
         workers[0].call(call_also, "worker1")
         workers.run(steps.leave)
-        one, other = (worker.output for worker in workers)
+        output0, output1 = (worker.output for worker in workers)
 
     assert (
-        "fault rules that never fired on RPC worker 'worker0': 'idle' (no matching message" in one
+        "fault rules that never fired on RPC worker 'worker0': 'idle' (no matching message"
+        in output0
     )
-    assert "'improbable' (1 matching messages were sent; none was selected)" in one
-    assert "'failing'" not in one.split("never fired")[1]
-    assert "'idle'" not in other
+    assert "'improbable' (1 matching messages were sent; none was selected)" in output0
+    assert "'failing'" not in output0.split("never fired")[1]
+    assert "'idle'" not in output1
 
 
 def call_also(me: WorkerContext, to: str) -> None:
@@ -424,8 +425,8 @@ def test_the_log_is_complete_up_to_a_crash(url: str, rules: Path, tmp_path: Path
         workers[1].call(steps.leave, False)
 
     lines = [json.loads(line) for line in (log / "worker0.jsonl").read_text().splitlines()]
-    calls = [one for one in lines if one.get("function", "").endswith(".fault_steps.do")]
-    ends = {one["id"]: one["outcome"] for one in lines if one["event"] == "end"}
+    calls = [event for event in lines if event.get("function", "").endswith(".fault_steps.do")]
+    ends = {event["id"]: event["outcome"] for event in lines if event["event"] == "end"}
     assert lines[0]["event"] == "start"
     assert lines[0]["workers"] == ["worker0", "worker1"]
     assert [call["nth"] for call in calls] == [1, 2, 3]

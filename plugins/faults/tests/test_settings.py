@@ -85,11 +85,11 @@ def write_log(path: Path, *events: Any) -> Path:
 
 
 def test_a_valid_recording_is_read(tmp_path: Path) -> None:
-    found = replay.read(write_log(tmp_path / "log.jsonl", START, REQUEST))
+    recording = replay.read(write_log(tmp_path / "log.jsonl", START, REQUEST))
 
-    assert found.seed == 1
-    assert found.rules == [RULE]
-    assert found.entries == [("w", "PYTHON_CALL", "", 255, 1, 2.5, [(0, 0.0)], [])]
+    assert recording.seed == 1
+    assert recording.rules == [RULE]
+    assert recording.entries == [("w", "PYTHON_CALL", "", 255, 1, 2.5, [(0, 0.0)], [])]
 
 
 def without(event: dict[str, Any], key: str) -> dict[str, Any]:

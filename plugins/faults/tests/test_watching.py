@@ -59,9 +59,9 @@ def replace(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def wait_for(found: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
-    while not found():
+    while not condition():
         assert time.monotonic() < end, "the condition did not hold within 20 s"
         time.sleep(0.01)
 
@@ -176,10 +176,10 @@ def test_the_state_of_the_file_is_taken_before_reading(
 
     monkeypatch.setattr(files, "read", read_and_change)
     monkeypatch.setenv("RPC_BACKENDS_FAULTS", str(path))
-    found = settings.now()
+    current = settings.now()
 
-    assert found is not None
-    assert found.seen == before != state(path)
+    assert current is not None
+    assert current.seen == before != state(path)
 
 
 def test_a_changed_seed_applies(path: Path, engine: Engine, watch: Callable[[], None]) -> None:
@@ -193,14 +193,14 @@ def test_a_changed_seed_does_not_override_the_variable(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RPC_BACKENDS_FAULTS", str(path))
-    found = settings.now()
-    assert found is not None
-    assert (found.seeds.chosen(0), found.seeds.chosen(5)) == (None, 5)
+    current = settings.now()
+    assert current is not None
+    assert (current.seeds.chosen(0), current.seeds.chosen(5)) == (None, 5)
 
     monkeypatch.setenv("RPC_BACKENDS_FAULTS_SEED", "9")
-    found = settings.now()
-    assert found is not None
-    assert (found.seeds.chosen(0), found.seeds.chosen(5)) == (9, 9)
+    current = settings.now()
+    assert current is not None
+    assert (current.seeds.chosen(0), current.seeds.chosen(5)) == (9, 9)
 
 
 def test_a_program_may_change_its_working_directory(

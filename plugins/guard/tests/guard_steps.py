@@ -91,15 +91,15 @@ def attack_remotely(me: WorkerContext, calls: dict[str, bytes]) -> dict[str, str
 def attack_wrapped(me: WorkerContext, calls: dict[str, bytes]) -> dict[str, str]:
     """Send each pickle as a call inside a context of distributed autograd."""
     to = rpc.get_worker_info("worker0")
-    found = {}
+    outcomes = {}
     with autograd.context():
         for name, data in calls.items():
-            found[name] = _outcome(
+            outcomes[name] = _outcome(
                 lambda data=data: native._invoke_rpc_python_udf(
                     to, data, [torch.ones(1, requires_grad=True)], 30.0, False
                 ).wait()
             )
-    return found
+    return outcomes
 
 
 def answer_with(me: WorkerContext, pickles: dict[str, bytes]) -> None:
@@ -119,7 +119,7 @@ def use(me: WorkerContext) -> dict[str, str]:
     """Do what the policy permits, with torch's API."""
     tensor = torch.arange(3.0)
     rref = rpc.remote("worker0", guard_attacks.Counter)
-    found = {
+    uses = {
         "call": lambda: rpc.rpc_sync("worker0", guard_attacks.listed, (1,)),
         "tensors": lambda: rpc.rpc_sync(
             "worker0", guard_attacks.listed, ([tensor, torch.float16],)
@@ -141,7 +141,7 @@ def use(me: WorkerContext) -> dict[str, str]:
         "remote script": lambda: rpc.remote("worker0", listed_script, (tensor, [1])).to_here(),
         "exception": lambda: rpc.rpc_sync("worker0", guard_attacks.raise_unlisted),
     }
-    outcomes = {name: _outcome(run) for name, run in found.items()}
+    outcomes = {name: _outcome(run) for name, run in uses.items()}
     with autograd.context():
         leaf = torch.ones(2, requires_grad=True)
         outcomes["autograd"] = _outcome(
@@ -171,7 +171,7 @@ def misuse(me: WorkerContext, folder: str) -> dict[str, str]:
     """Do what the policy does not permit, with torch's API."""
     tensor = torch.arange(3.0)
     rref = rpc.remote("worker0", guard_attacks.Counter)
-    found = {
+    uses = {
         "method": lambda: rref.rpc_sync().reset(f"{folder}/method"),
         "async method": lambda: rref.rpc_async().reset(f"{folder}/async").wait(),
         "attribute": lambda: rpc.rpc_sync(
@@ -190,7 +190,7 @@ def misuse(me: WorkerContext, folder: str) -> dict[str, str]:
             ("worker0worker10", "worker0", None, {"worker0", "worker1"}),
         ),
     }
-    outcomes = {name: _outcome(run) for name, run in found.items()}
+    outcomes = {name: _outcome(run) for name, run in uses.items()}
     with torch.autograd.profiler_legacy.profile():  # the one that torch sends to the callee
         outcomes["profiling"] = _outcome(
             lambda: rpc.rpc_sync("worker0", guard_attacks.listed, (1,))

@@ -72,10 +72,10 @@ def audited(policy: Path) -> list[dict[str, str]]:
 
 def traces(folder: Path) -> set[str]:
     """Return the payloads that have run, and forget them."""
-    found = {entry.name for entry in folder.iterdir()}
+    names = {entry.name for entry in folder.iterdir()}
     for entry in folder.iterdir():
         entry.rmdir()
-    return found
+    return names
 
 
 def test_attacks_run_their_payloads_without_a_guard(folder: Path) -> None:
@@ -235,9 +235,9 @@ def test_what_is_not_listed_is_refused_by_name(backend: str, policy: Path, folde
         workers.run(guard_steps.join, f"file://{folder.parent}/store", backend)
         outcomes = workers[1].call(guard_steps.misuse, str(folder))
         missing = {
-            "method": "no method 'reset' in `methods`",
-            "async method": "no method 'reset' in `methods`",
-            "attribute": "no method '__class__' in `methods`",
+            "method": "does not list 'guard_attacks:Counter.reset' in `methods`",
+            "async method": "does not list 'guard_attacks:Counter.reset' in `methods`",
+            "attribute": "does not list 'guard_attacks:Counter.__class__' in `methods`",
             "operator": "does not list 'aten::mul.Scalar' in `operators`",
             "overload": "does not list 'aten::sub.Scalar' in `operators`",
             "remote operator": "does not list 'aten::mul.Scalar' in `operators`",

@@ -47,9 +47,9 @@ def mutant(choose: random.Random, messages: list[bytes]) -> bytes:
         elif kind == 1:
             del data[at : at + choose.randint(1, 8)]
         else:
-            other = choose.choice(messages)
-            start = choose.randrange(len(other))
-            data[at:at] = other[start : start + choose.randint(1, 60)]
+            message = choose.choice(messages)
+            start = choose.randrange(len(message))
+            data[at:at] = message[start : start + choose.randint(1, 60)]
     return bytes(data)
 
 

@@ -44,13 +44,13 @@ def refused(policy: Path) -> list[str]:
 
 def entry_lines(policy: str) -> list[int]:
     """Return the lines of a learned policy that have an entry, but for the names of peers."""
-    found, is_peers = [], False
+    numbers, is_peers = [], False
     for number, line in enumerate(policy.splitlines()):
         if line.endswith("= ["):
             is_peers = line.startswith("peers")
         elif line.startswith('    "') and not is_peers:
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 def main() -> int:

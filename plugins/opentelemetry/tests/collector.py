@@ -123,8 +123,8 @@ class Collector:
 
     def points(self, metric: str, worker: str) -> list[Point]:
         """Return the last values of a metric of a worker."""
-        found = self._points.values()
-        return [one for one in found if (one.metric, one.worker) == (metric, worker)]
+        all_points = self._points.values()
+        return [point for point in all_points if (point.metric, point.worker) == (metric, worker)]
 
     def metrics(self) -> set[str]:
         """Return the names of the metrics that have arrived."""
@@ -132,10 +132,11 @@ class Collector:
 
     def span(self, name: str, worker: str, *, is_server: bool = False) -> Span:
         """Return the only span with this name."""
-        found = [
-            one
-            for one in self.spans
-            if (one.name.rpartition(".")[2], one.worker, one.is_server) == (name, worker, is_server)
+        spans = [
+            span
+            for span in self.spans
+            if (span.name.rpartition(".")[2], span.worker, span.is_server)
+            == (name, worker, is_server)
         ]
-        assert len(found) == 1, f"{len(found)} spans {name} of {worker} in {self.spans}"
-        return found[0]
+        assert len(spans) == 1, f"{len(spans)} spans {name} of {worker} in {self.spans}"
+        return spans[0]

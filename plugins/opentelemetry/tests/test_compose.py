@@ -20,13 +20,13 @@ def read(name: str) -> Any:
 
 
 def services() -> dict[str, Any]:
-    found: dict[str, Any] = read("compose.yaml")["services"]
-    return found
+    by_name: dict[str, Any] = read("compose.yaml")["services"]
+    return by_name
 
 
 def published(service: str) -> set[int]:
     """Return the ports of a service that this host can reach."""
-    return {int(one.rpartition(":")[2]) for one in services()[service]["ports"]}
+    return {int(port.rpartition(":")[2]) for port in services()[service]["ports"]}
 
 
 def test_every_image_has_an_exact_version() -> None:
@@ -43,8 +43,8 @@ def test_every_file_that_a_service_reads_exists() -> None:
         missing += [here for here in volumes if not (EXAMPLE / here).is_file()]
         command = service.get("command", [])
         for word in [command] if isinstance(command, str) else command:
-            _, found, path = word.partition("config.file=")
-            missing += [path] if found and path not in volumes.values() else []
+            _, separator, path = word.partition("config.file=")
+            missing += [path] if separator and path not in volumes.values() else []
     assert missing == []
 
 
@@ -58,7 +58,8 @@ def test_ports_are_those_of_the_commands_in_the_readme() -> None:
 
 def test_grafana_finds_both_servers() -> None:
     urls = {
-        one["type"]: urlsplit(one["url"]) for one in read("grafana/datasources.yaml")["datasources"]
+        source["type"]: urlsplit(source["url"])
+        for source in read("grafana/datasources.yaml")["datasources"]
     }
     assert {url.hostname for url in urls.values()} <= set(services())
     assert urls["prometheus"].port in published("prometheus")

@@ -66,9 +66,9 @@ def make_calls(me: WorkerContext) -> None:
 
 def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 
@@ -106,8 +106,8 @@ def result_of(url: str, query: str) -> list[Any]:
     address = f"{url}/api/v1/query?" + urllib.parse.urlencode({"query": query})
     try:
         with urllib.request.urlopen(address, timeout=10) as answer:
-            found: list[Any] = json.load(answer)["data"]["result"]
-            return found
+            series: list[Any] = json.load(answer)["data"]["result"]
+            return series
     except urllib.error.HTTPError as error:
         if error.code == 503:
             return []

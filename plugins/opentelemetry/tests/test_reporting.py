@@ -110,7 +110,7 @@ def call_with_own_sdk(me: WorkerContext, url: str) -> list[str]:
     rpc.shutdown()
     spans = exporter.get_finished_spans()
     names = {span.context.span_id: span.name for span in spans if span.context}
-    return sorted(f"{names[one.parent.span_id]} {one.name}" for one in spans if one.parent)
+    return sorted(f"{names[span.parent.span_id]} {span.name}" for span in spans if span.parent)
 
 
 def loaded_modules(me: WorkerContext, url: str) -> list[str]:
@@ -233,13 +233,13 @@ def test_durations_are_counted_by_method_and_status(collected: Collector) -> Non
         ("worker0", "rpc.client.call.duration", ("server.address", "worker1")),
         ("worker1", "rpc.server.call.duration", ("client.address", "worker0")),
     ):
-        found = {
+        points = {
             (point.attributes["rpc.method"].rpartition(".")[2], point.attributes[peer[0]]): point
             for point in collected.points(metric, worker)
             if peer[0] in point.attributes
         }
-        assert found["nested", peer[1]].value == 1
-        assert found["broken", peer[1]].attributes["rpc.response.status_code"] == "RAISED"
+        assert points["nested", peer[1]].value == 1
+        assert points["broken", peer[1]].attributes["rpc.response.status_code"] == "RAISED"
 
 
 def test_state_of_the_agent_is_reported(collected: Collector) -> None:
@@ -258,8 +258,8 @@ def test_state_of_the_agent_is_reported(collected: Collector) -> None:
 def test_sdk_of_the_program_is_used(tmp_path: Path) -> None:
     with Workers(1, env={"RPC_BACKENDS_OTEL": "1"}) as workers:
         name = f"{__name__}.leaf"
-        found = workers[0].call(call_with_own_sdk, f"file://{tmp_path}/store")
-        assert found == [f"{name} inside", f"{name} {name}"]
+        names = workers[0].call(call_with_own_sdk, f"file://{tmp_path}/store")
+        assert names == [f"{name} inside", f"{name} {name}"]
 
 
 def test_without_the_variable_nothing_is_loaded(tmp_path: Path) -> None:

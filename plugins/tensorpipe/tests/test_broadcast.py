@@ -66,14 +66,14 @@ def is_closed_by_peer(connection: socket.socket) -> bool:
 def test_each_address_gets_the_broadcast_and_its_own_result(member: Member) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         gone = listener.getsockname()
-    other = Member()
-    with contextlib.closing(other.listener), socket.create_server(("127.0.0.1", 0)) as silent:
-        addresses = [member.address, gone, silent.getsockname(), other.address]
+    second = Member()
+    with contextlib.closing(second.listener), socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = [member.address, gone, silent.getsockname(), second.address]
 
         accepted = broadcast.send_to_all(addresses, broadcast.sealed(TEXT, KEY), 1.0)
 
     assert accepted == [True, False, False, True]
-    assert member.accepted == other.accepted == [TEXT]
+    assert member.accepted == second.accepted == [TEXT]
 
 
 def test_a_list_larger_than_the_socket_buffers_arrives_whole(member: Member) -> None:
@@ -147,14 +147,14 @@ def test_a_member_whose_port_was_reused_is_gone(member: Member, question: bytes)
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_a_closed_listener_leaves_no_thread_and_is_not_alive(host: str) -> None:
     before = set(threading.enumerate())
-    one = Member(host=host)
-    with connected(one.address, b"\0"):  # the listener has begun to read this message
-        one.listener.close()
+    member = Member(host=host)
+    with connected(member.address, b"\0"):  # the listener has begun to read this message
+        member.listener.close()
         deadline = time.monotonic() + 10
         while set(threading.enumerate()) - before and time.monotonic() < deadline:
             time.sleep(0.01)
     assert not set(threading.enumerate()) - before
-    assert not is_alive(one.address, QUESTION)
+    assert not is_alive(member.address, QUESTION)
 
 
 def test_a_failed_acknowledgement_is_not_a_failed_update() -> None:

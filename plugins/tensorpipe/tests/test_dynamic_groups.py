@@ -328,8 +328,11 @@ def test_only_one_of_several_joiners_with_one_name_succeeds(url: str) -> None:
 
         refused = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
         assert len(refused) == 2
-        assert all("name same is not unique" in one.text for one in refused)
-        running = [0, 1 + next(i for i, one in enumerate(outcomes) if isinstance(one, Done))]
+        assert all("name same is not unique" in outcome.text for outcome in refused)
+        running = [
+            0,
+            1 + next(i for i, outcome in enumerate(outcomes) if isinstance(outcome, Done)),
+        ]
         assert_all_call_all(workers, "worker0", "same", on=running)
         workers.run(steps.leave, on=running)
 

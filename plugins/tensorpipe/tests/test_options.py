@@ -60,7 +60,9 @@ def test_transports_arrive(url: str) -> None:
         workers.run(steps.join, url, _transports=None, only={0: {"_transports": ["uv"]}})
 
         # Shared memory is a transport, so a worker without it opens no shared memory.
-        assert [any("tensorpipe_shm" in file for file in one.files) for one in opened(workers)] == [
+        assert [
+            any("tensorpipe_shm" in file for file in process.files) for process in opened(workers)
+        ] == [
             False,
             True,
         ]
@@ -88,7 +90,7 @@ def test_device_maps_arrive(url: str) -> None:
         workers.run(steps.join, url, only={0: {"device_maps": {"worker1": {"cpu": "cpu"}}}})
 
         seen = workers.run(agent_options)
-        assert [one["map of worker1"] for one in seen] == [{cpu: cpu}, {}]
+        assert [maps["map of worker1"] for maps in seen] == [{cpu: cpu}, {}]
         assert workers[0].call(steps.call, "worker1", torch.add, torch.ones(1), 1).item() == 2
 
         workers.run(steps.leave)

@@ -81,11 +81,11 @@ GuardedListener::Accepted GuardedListener::accept() {
       add();
       continue;
     }
-    const auto found = by_fd_.find(event.data.fd);
-    if (found == by_fd_.end()) {
+    const auto entry = by_fd_.find(event.data.fd);
+    if (entry == by_fd_.end()) {
       continue;
     }
-    const auto pending = found->second;
+    const auto pending = entry->second;
     const Outcome outcome = read(*pending);
     if (outcome == Outcome::kClosed) {
       erase(pending);
@@ -93,7 +93,7 @@ GuardedListener::Accepted GuardedListener::accept() {
       refuse(pending);
     } else if (outcome == Outcome::kProved) {
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, event.data.fd, nullptr);
-      by_fd_.erase(found);
+      by_fd_.erase(entry);
       const Accepted accepted{std::exchange(pending->fd, -1), std::move(pending->subject)};
       pending_.erase(pending);
       return accepted;

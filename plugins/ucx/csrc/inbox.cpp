@@ -248,16 +248,16 @@ Received Inbox::receive(Event& event, Clock::time_point deadline) {
     }
     const bool busy = wanted_ || expects_traffic();
     if (busy && !polling_.exchange(true)) {
-      bool found = false;
+      bool has_progressed = false;
       {
         Polling polling{*this};
-        found = poll(deadline);
+        has_progressed = poll(deadline);
         polling.has_ended = true;
       }
-      if (wanted_ && found) {
+      if (wanted_ && has_progressed) {
         wake_if_helpful();  // this thread will be busy
       }
-      if (found || (wanted_ && Clock::now() < deadline)) {
+      if (has_progressed || (wanted_ && Clock::now() < deadline)) {
         continue;
       }
     }

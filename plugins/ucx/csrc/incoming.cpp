@@ -171,11 +171,11 @@ Incoming::Target Incoming::add(const PartOfMessage& head, size_t payload_size, T
 }
 
 void Incoming::filled(const Target& target, std::vector<Parts>& complete) {
-  const auto found = messages_.find(target.number);
-  if (found == messages_.end()) {
+  const auto entry = messages_.find(target.number);
+  if (entry == messages_.end()) {
     throw Malformed("a part belongs to no message");
   }
-  Message& message = found->second;
+  Message& message = entry->second;
   if (target.index == kSmallParts) {
     early_ -= message.pieces.size();
     for (const auto& [index, piece] : message.pieces) {

@@ -53,7 +53,7 @@ struct Credentials {
 struct Counters {
   std::atomic<uint64_t> messages_sent{0}, messages_received{0};
   std::atomic<uint64_t> connections{0};  // opened by this worker
-  std::atomic<uint64_t> lost{0}, found{0};
+  std::atomic<uint64_t> peers_lost{0}, peers_found{0};
   std::atomic<uint64_t> refused{0};       // greetings without a valid proof
   std::atomic<uint64_t> rejected{0};      // links ended for invalid data
   std::atomic<uint64_t> dropped{0};       // messages with an unknown token

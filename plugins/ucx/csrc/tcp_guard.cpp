@@ -94,15 +94,15 @@ ucs_status_t set_event_handler(int mode, int fd, int events, void (*handler)(int
 ucs_status_t accept(int fd, sockaddr* address, socklen_t* size, int* accepted) {
   try {
     std::lock_guard<std::mutex> lock(sockets().mutex);
-    const auto found = sockets().listeners.find(fd);
-    if (found != sockets().listeners.end()) {
-      const auto connection = found->second.second->accept();
+    const auto listener = sockets().listeners.find(fd);
+    if (listener != sockets().listeners.end()) {
+      const auto connection = listener->second.second->accept();
       *accepted = connection.fd;
       if (*accepted == -1) {
         return UCS_ERR_NO_PROGRESS;
       }
       if (connection.subject) {
-        sockets().proved[*accepted] = {found->second.first, *connection.subject};
+        sockets().proved[*accepted] = {listener->second.first, *connection.subject};
       }
       ::getpeername(*accepted, address, size);
       return UCS_OK;
@@ -152,9 +152,9 @@ bool send_proof(int fd, const std::string& bytes) {
 ucs_status_t send(int fd, const void* data, size_t size) {
   if (sockets().unanswered.load(std::memory_order_relaxed) != 0) {
     std::lock_guard<std::mutex> lock(sockets().mutex);
-    const auto found = sockets().opened.find(fd);
-    if (found != sockets().opened.end() && !std::exchange(found->second.is_sent, true) &&
-        !send_proof(fd, found->second.promise.bytes)) {
+    const auto connection = sockets().opened.find(fd);
+    if (connection != sockets().opened.end() && !std::exchange(connection->second.is_sent, true) &&
+        !send_proof(fd, connection->second.promise.bytes)) {
       return UCS_ERR_IO_ERROR;
     }
   }
@@ -216,9 +216,9 @@ ucs_status_t read_answer(int fd, Opened& opened) {
 ucs_status_t receive(int fd, void* data, int flags, size_t* size) {
   if (sockets().unanswered.load(std::memory_order_relaxed) != 0) {
     std::lock_guard<std::mutex> lock(sockets().mutex);
-    const auto found = sockets().opened.find(fd);
-    if (found != sockets().opened.end()) {
-      const ucs_status_t status = read_answer(fd, found->second);
+    const auto connection = sockets().opened.find(fd);
+    if (connection != sockets().opened.end()) {
+      const ucs_status_t status = read_answer(fd, connection->second);
       if (status != UCS_OK) {
         *size = 0;
         return status;

@@ -121,14 +121,14 @@ Context::Context(const std::vector<std::pair<std::string, std::string>>& setting
 
 std::vector<std::string> Context::resources() const {
   const std::string all = printed([this](std::FILE* file) { ucp_context_print_info(context_, file); });
-  std::vector<std::string> found;
+  std::vector<std::string> maps;
   for (const std::string& line : lines_of(all)) {
     // "#      resource 0  :  md 0  dev 0  flags -- self/memory"
     if (line.find(" resource ") != std::string::npos) {
-      found.push_back(line.substr(line.rfind(' ') + 1));
+      maps.push_back(line.substr(line.rfind(' ') + 1));
     }
   }
-  return found;
+  return maps;
 }
 
 DeviceMemory::DeviceMemory(const Context& context, const std::map<std::string, std::string>& names) {
@@ -158,11 +158,11 @@ ucs_memory_type_t DeviceMemory::type_of(const Memory& memory) const {
   if (memory.is_host()) {
     return UCS_MEMORY_TYPE_HOST;
   }
-  const auto found = types_.find(memory.type);
-  if (found == types_.end()) {
+  const auto entry = types_.find(memory.type);
+  if (entry == types_.end()) {
     throw TransportError(std::string("UCX does not move memory of '") + memory.type + "' here");
   }
-  return found->second;
+  return entry->second;
 }
 
 Worker::Worker(const Context& context) {
@@ -219,11 +219,11 @@ std::vector<std::pair<std::string, std::string>> entries_of(ucp_ep_h endpoint) {
   if (ucp_ep_query(endpoint, &attributes) != UCS_OK) {
     return {};
   }
-  std::vector<std::pair<std::string, std::string>> found;
+  std::vector<std::pair<std::string, std::string>> pairs;
   for (unsigned i = 0; i < attributes.transports.num_entries; ++i) {
-    found.emplace_back(entries[i].transport_name, entries[i].device_name);
+    pairs.emplace_back(entries[i].transport_name, entries[i].device_name);
   }
-  return found;
+  return pairs;
 }
 
 }  // namespace
@@ -232,9 +232,9 @@ std::string transports_of(ucp_ep_h endpoint) {
   std::set<std::string> seen;
   std::string text;
   for (const auto& [transport, device] : entries_of(endpoint)) {
-    const std::string one = transport + "/" + device;
-    if (seen.insert(one).second) {
-      text += (text.empty() ? "" : " ") + one;
+    const std::string pair = transport + "/" + device;
+    if (seen.insert(pair).second) {
+      text += (text.empty() ? "" : " ") + pair;
     }
   }
   return text;

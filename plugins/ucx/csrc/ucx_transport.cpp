@@ -258,13 +258,13 @@ void UcxTransport::set_allocator(DeviceAllocator allocate) {
 
 Metrics UcxTransport::metrics() const {
   const auto text = [](const std::atomic<uint64_t>& count) { return std::to_string(count); };
-  Metrics found{
+  Metrics metrics{
       {"ucx.version", ucp_get_version_string()},
       {"ucx.connections", text(counters_->connections)},
       {"ucx.messages_sent", text(counters_->messages_sent)},
       {"ucx.messages_received", text(counters_->messages_received)},
-      {"ucx.peers_lost", text(counters_->lost)},
-      {"ucx.peers_found", text(counters_->found)},
+      {"ucx.peers_lost", text(counters_->peers_lost)},
+      {"ucx.peers_found", text(counters_->peers_found)},
       {"ucx.refused", text(counters_->refused)},
       {"ucx.rejected", text(counters_->rejected)},
       {"ucx.dropped_messages", text(counters_->dropped)},
@@ -273,10 +273,10 @@ Metrics UcxTransport::metrics() const {
   };
   if (const Admission admission(*this); admission) {
     for (const auto& [peer, transports] : impl().locked([this] { return impl().links.transports(); })) {
-      found["ucx.transports." + std::to_string(peer)] = transports;
+      metrics["ucx.transports." + std::to_string(peer)] = transports;
     }
   }
-  return found;
+  return metrics;
 }
 
 }  // namespace rpc_backends::ucx

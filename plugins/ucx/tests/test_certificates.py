@@ -78,9 +78,9 @@ def test_workers_with_their_certificates_form_a_group(
 ) -> None:
     more = {"dynamic": True, **over} if dynamic else over
     with group(tmp_path, folder, backend=NAME, **more) as workers:
-        for me, other in ((0, 1), (1, 0)):
-            workers[me].call(exercise, f"worker{other}")
-            assert workers[me].call(identity_of, f"worker{other}") == f"worker{other}"
+        for me, peer in ((0, 1), (1, 0)):
+            workers[me].call(exercise, f"worker{peer}")
+            assert workers[me].call(identity_of, f"worker{peer}") == f"worker{peer}"
         assert workers[0].call(metric, "transport.ucx.refused") == 0
         workers.run(steps.leave)
 
@@ -362,9 +362,9 @@ def test_a_certificate_of_another_authority_is_refused(tmp_path: Path, folder: P
 def test_certificates_on_one_side_are_reported_on_both(
     tmp_path: Path, folder: Path, has_secret: bool
 ) -> None:
-    other = {"secret": secrets.generate()} if has_secret else {}
+    credentials = {"secret": secrets.generate()} if has_secret else {}
 
-    here, there = start_error(tmp_path, NAME, files(folder), other)
+    here, there = start_error(tmp_path, NAME, files(folder), credentials)
 
     assert "worker 'worker0' has a certificate" in here
     assert "RPC_BACKENDS_UCX_CERTIFICATE" in here

@@ -10,12 +10,12 @@ from rpc_backends_cli import Finding
 P = "RPC_BACKENDS_UCX_"
 
 
-def found(environ: dict[str, str]) -> dict[str, Finding]:
+def findings_of(environ: dict[str, str]) -> dict[str, Finding]:
     return {finding.about: finding for finding in check(environ).findings}
 
 
 def test_by_default_workers_use_shared_memory() -> None:
-    findings = found({})
+    findings = findings_of({})
 
     assert "posix" in findings["transports here"].data["transports"]
     assert findings["two workers here"].level == "ok"
@@ -26,7 +26,7 @@ def test_by_default_workers_use_shared_memory() -> None:
 
 
 def test_the_reason_for_no_rdma_is_shown() -> None:
-    finding = found({}).get("RDMA")
+    finding = findings_of({}).get("RDMA")
 
     if not Path("/dev/infiniband").exists():
         assert finding is not None
@@ -34,7 +34,7 @@ def test_the_reason_for_no_rdma_is_shown() -> None:
 
 
 def test_tcp_alone_is_shown_where_the_network_is_trusted() -> None:
-    findings = found({f"{P}TRUSTED_NETWORK": "1", f"{P}TRANSPORTS": "tcp"})
+    findings = findings_of({f"{P}TRUSTED_NETWORK": "1", f"{P}TRANSPORTS": "tcp"})
 
     assert findings["network"].level == findings["secret"].level == "warning"
     (transport,) = findings["two workers here"].data["transports"]
@@ -43,16 +43,19 @@ def test_tcp_alone_is_shown_where_the_network_is_trusted() -> None:
 
 
 def test_an_address_that_only_this_host_reaches_is_a_warning() -> None:
-    finding = found({f"{P}TRUSTED_NETWORK": "1", f"{P}NET_DEVICES": "lo"})["address"]
+    finding = findings_of({f"{P}TRUSTED_NETWORK": "1", f"{P}NET_DEVICES": "lo"})["address"]
 
     assert finding.level == "warning"
     assert finding.text == (
         f"127.0.0.1 (lo): workers on other hosts cannot reach it; {P}NET_DEVICES=lo"
     )
-    assert "address" not in found({})  # shared memory only
+    assert "address" not in findings_of({})  # shared memory only
 
 
 def test_settings_that_would_fail_a_start_are_problems() -> None:
-    assert "UCX neither encrypts" in found({f"{P}TRANSPORTS": "tcp"})["settings"].text
-    assert found({f"{P}TRANSPORTS": "tpc"})["settings"].level == "problem"
-    assert f"did you mean {P}TRANSPORTS?" in found({f"{P}TRANSPORT": "tcp"})[f"{P}TRANSPORT"].text
+    assert "UCX neither encrypts" in findings_of({f"{P}TRANSPORTS": "tcp"})["settings"].text
+    assert findings_of({f"{P}TRANSPORTS": "tpc"})["settings"].level == "problem"
+    assert (
+        f"did you mean {P}TRANSPORTS?"
+        in findings_of({f"{P}TRANSPORT": "tcp"})[f"{P}TRANSPORT"].text
+    )

@@ -28,10 +28,10 @@ def join(me: WorkerContext, url: str, **options: Any) -> None:
 
 def transports(me: WorkerContext, peer: int) -> str:
     """Return the UCX transports by which this worker reaches a peer."""
-    found: str = rpc.api._get_current_rpc_agent().get_debug_info()[
+    names: str = rpc.api._get_current_rpc_agent().get_debug_info()[
         f"transport.ucx.transports.{peer}"
     ]
-    return found
+    return names
 
 
 def echo(me: WorkerContext, to: str, size: int) -> bool:
@@ -73,12 +73,12 @@ def test_workers_need_the_same_secret(tmp_path: Path) -> None:
     secrets = [secret.generate() for _ in range(2)]
     with Workers(2, seconds=120) as workers:
         started = [
-            one.start(join, f"file://{tmp_path}/store", secret=secrets[one.index])
-            for one in workers
+            worker.start(join, f"file://{tmp_path}/store", secret=secrets[worker.index])
+            for worker in workers
         ]
-        for one in started:
+        for step in started:
             with pytest.raises(WorkerError, match="has a different secret"):
-                one.result()
+                step.result()
 
 
 def test_a_call_fails_when_its_worker_is_killed(tmp_path: Path) -> None:

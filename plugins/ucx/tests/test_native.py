@@ -44,8 +44,8 @@ def test_parts_of_every_size_arrive_unchanged() -> None:
 
     assert next_event(peer, me)[2] == parts
     assert next_event(me, peer)[2] == parts
-    for one in (me, peer):
-        one.close(1)
+    for worker in (me, peer):
+        worker.close(1)
 
 
 @pytest.mark.parametrize("count", [0, 1, 300, 65536])
@@ -58,8 +58,8 @@ def test_a_message_may_have_many_parts_or_none(count: int) -> None:
     assert next_event(peer, me)[2] == parts
     with pytest.raises(RuntimeError, match="at most 65536 are possible"):
         me.send(1, [b""] * 65537, False)
-    for one in (me, peer):
-        one.close(1)
+    for worker in (me, peer):
+        worker.close(1)
 
 
 @pytest.mark.parametrize("media", ["shm", "tcp"])
@@ -229,8 +229,8 @@ def test_over_tcp_a_small_message_overtakes_a_large_one() -> None:
 
     assert next_event(peer, me)[2] == [b"small"]
     assert next_event(peer, me)[2] == [large]
-    for one in (me, peer):
-        one.close(1)
+    for worker in (me, peer):
+        worker.close(1)
 
 
 def test_over_tcp_the_goodbye_comes_after_small_and_large_messages() -> None:
@@ -291,11 +291,14 @@ def test_a_rejected_peer_is_lost_then_found() -> None:
 
     assert seen[0][0][3] == "it has closed the connection: nonsense"
     assert seen[1][0][3] == "rejected: nonsense"
-    assert [[event[0] for event in one] for one in seen] == [["lost", "found"], ["lost", "found"]]
+    assert [[event[0] for event in events] for events in seen] == [
+        ["lost", "found"],
+        ["lost", "found"],
+    ]
     me.send(1, [b"again"], False)
     assert next_event(peer, me)[2] == [b"again"]
-    for one in (me, peer):
-        one.close(1)
+    for worker in (me, peer):
+        worker.close(1)
 
 
 @pytest.mark.parametrize("media", ["shm", "tcp"])
@@ -311,9 +314,12 @@ def test_a_rejected_peer_is_told_a_reason_of_any_length(media: str, length: int)
 
     seen = events_of(me, peer, count=4)
     assert seen[0][0][::3] == ("lost", f"it has closed the connection: {reason}")
-    assert [[event[0] for event in one] for one in seen] == [["lost", "found"], ["lost", "found"]]
-    for one in (me, peer):
-        one.close(1)
+    assert [[event[0] for event in events] for events in seen] == [
+        ["lost", "found"],
+        ["lost", "found"],
+    ]
+    for worker in (me, peer):
+        worker.close(1)
 
 
 def test_a_rejected_peer_that_has_answered_connects_again() -> None:
@@ -329,8 +335,8 @@ def test_a_rejected_peer_that_has_answered_connects_again() -> None:
     me.send(1, [b"again"], False)
 
     assert next_event(peer, me)[2] == [b"again"]
-    for one in (me, peer):
-        one.close(1)
+    for worker in (me, peer):
+        worker.close(1)
 
 
 def test_a_too_large_message_ends_the_connection() -> None:
@@ -346,8 +352,8 @@ def test_a_too_large_message_ends_the_connection() -> None:
     for (event,) in seen:
         assert event[0] == "lost"
         assert "larger than the 1000-byte limit" in event[3]
-    for one in (me, peer):
-        one.close(1)
+    for worker in (me, peer):
+        worker.close(1)
 
 
 @pytest.mark.parametrize("size", [1, 5000, 2 << 20])
@@ -357,15 +363,15 @@ def test_a_part_on_a_device_is_refused_where_no_device_is_used(size: int) -> Non
     learn(me, 0, 1, peer.address())
     learn(peer, 1, 0, me.address())
     me.send(1, [bytes(size)], False, device="late")
-    (lost, found), refused = events_of(me, peer, count=4)
-    assert (lost[0], found[0], refused[0][0]) == ("lost", "found", "lost")
+    (lost, back), refused = events_of(me, peer, count=4)
+    assert (lost[0], back[0], refused[0][0]) == ("lost", "found", "lost")
     assert "this worker has no device maps" in lost[3]
     me.send(1, [b"next"], False)
     while (event := next_event(peer))[0] != "message":
         pass
     assert event[2] == [b"next"]
-    for one in (me, peer):
-        one.close(1)
+    for worker in (me, peer):
+        worker.close(1)
 
 
 def test_a_process_without_proof_gets_nothing_through() -> None:
@@ -389,8 +395,8 @@ def test_a_process_without_proof_gets_nothing_through() -> None:
     assert "without the proof that it belongs to this group" in lines[0]
     assert peer.metrics()["ucx.messages_received"] == "0"
     assert peer.metrics()["ucx.refused"] == "1"
-    for one in (stranger, peer):
-        one.close(0)
+    for worker in (stranger, peer):
+        worker.close(0)
 
 
 def test_an_early_greeting_is_answered_later() -> None:
@@ -409,8 +415,8 @@ def test_an_early_greeting_is_answered_later() -> None:
 
     assert next_event(peer, me)[2] == [b"early"]
     assert len(later) == 1
-    for one in (me, peer):
-        one.close(1)
+    for worker in (me, peer):
+        worker.close(1)
 
 
 def test_a_silent_peer_is_lost_after_the_timeout() -> None:
@@ -422,8 +428,8 @@ def test_a_silent_peer_is_lost_after_the_timeout() -> None:
 
     assert next_event(me)[3] == "it has not answered"
     assert time.monotonic() - begun >= 0.2
-    for one in (me, peer):
-        one.close(0)
+    for worker in (me, peer):
+        worker.close(0)
 
 
 @pytest.mark.parametrize("media", ["shm", "tcp"])
@@ -457,8 +463,8 @@ def test_shared_memory_is_private_and_unlinked() -> None:
 
 def test_a_closed_transport_says_so() -> None:
     me, peer = pair()
-    for one in (me, peer, me):
-        one.close(0)
+    for worker in (me, peer, me):
+        worker.close(0)
 
     assert me.receive(5) is None
     with pytest.raises(RuntimeError, match="the transport is closed"):
@@ -501,10 +507,10 @@ def listening_sockets() -> set[str]:
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     listening = "0A"
-    found = set()
+    addresses = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == listening and fields[9] in inodes:
-                found.add(fields[1])
-    return found
+                addresses.add(fields[1])
+    return addresses

@@ -61,7 +61,7 @@ def test_wrong_options_are_refused(
 
 
 def test_settings_of_ucx_arrive() -> None:
-    found = config(
+    values = config(
         trusted_network=True,
         transports="tcp, posix",
         net_devices=["eth0"],
@@ -69,10 +69,10 @@ def test_settings_of_ucx_arrive() -> None:
         keepalive=3,
     )
 
-    assert found["TLS"] == "tcp,posix"
-    assert found["NET_DEVICES"] == "eth0"
-    assert found["RNDV_THRESH"] == "4096"
-    assert found["KEEPALIVE_INTERVAL"] == "3s"
+    assert values["TLS"] == "tcp,posix"
+    assert values["NET_DEVICES"] == "eth0"
+    assert values["RNDV_THRESH"] == "4096"
+    assert values["KEEPALIVE_INTERVAL"] == "3s"
 
 
 def test_a_setting_that_ucx_does_not_have_is_refused() -> None:
@@ -108,10 +108,10 @@ def test_a_trusted_network_uses_tcp_and_shared_memory_by_default() -> None:
 def test_options_take_precedence_over_variables() -> None:
     environ = {f"{P}POLL_TIME": "0.5", f"{P}NET_DEVICES": "eth1", "UCX_NET_DEVICES": "eth2"}
 
-    def found(options: UCXRpcBackendOptions | None) -> Settings:
+    def settings(options: UCXRpcBackendOptions | None) -> Settings:
         return settings_of(options, environ)
 
-    assert (found(None).native["poll_time"], found(None).net_devices) == (0.5, ("eth1",))
-    assert found(construct(poll_time=0)).native["poll_time"] == 0
+    assert (settings(None).native["poll_time"], settings(None).net_devices) == (0.5, ("eth1",))
+    assert settings(construct(poll_time=0)).native["poll_time"] == 0
     with pytest.raises(SettingError, match="is not a number of seconds"):
         settings_of(None, {f"{P}POLL_TIME": "soon"})

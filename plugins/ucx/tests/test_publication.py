@@ -45,16 +45,16 @@ def test_any_change_of_a_sealed_publication_is_noticed(a_secret: Secret) -> None
     text = MINE.seal(a_secret)
 
     for place in range(len(text)):
-        other = "0" if text[place] != "0" else "1"
+        changed = "0" if text[place] != "0" else "1"
         with pytest.raises(PublicationError):
-            opened(text[:place] + other + text[place + 1 :], a_secret)
+            opened(text[:place] + changed + text[place + 1 :], a_secret)
 
 
 def test_another_secret_worker_or_group_is_refused(a_secret: Secret) -> None:
-    other = secret.parse(secret.generate(), "the test")
+    other_secret = secret.parse(secret.generate(), "the test")
     text = MINE.seal(a_secret)
 
-    for key in (None, other):
+    for key in (None, other_secret):
         with pytest.raises(PublicationError, match="RPC_BACKENDS_UCX_SECRET_FILE"):
             opened(text, key)
     for expected in ({"group": "another"}, {"worker_id": 3}, {"name": "x"}, {"rank": 9}):
@@ -83,21 +83,21 @@ def test_an_invalid_field_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_greeting_holds_for_one_pair_of_sessions(a_secret: Secret) -> None:
-    other = replace(MINE, worker_id=2, session="f" * 32)
-    ours, theirs = publication.greetings(MINE, other, a_secret)
+    stranger = replace(MINE, worker_id=2, session="f" * 32)
+    ours, theirs = publication.greetings(MINE, stranger, a_secret)
 
-    assert publication.greetings(other, MINE, a_secret) == (theirs, ours)
-    later = replace(other, session="e" * 32)
+    assert publication.greetings(stranger, MINE, a_secret) == (theirs, ours)
+    later = replace(stranger, session="e" * 32)
     assert not {ours, theirs} & set(publication.greetings(MINE, later, a_secret))
-    assert not {ours, theirs} & set(publication.greetings(MINE, other, None))
+    assert not {ours, theirs} & set(publication.greetings(MINE, stranger, None))
 
 
 def test_a_connection_key_belongs_to_one_group_and_secret(a_secret: Secret) -> None:
-    other = secret.parse(secret.generate(), "the test")
+    other_secret = secret.parse(secret.generate(), "the test")
     keys = [
         publication.connection_key(group, key)
         for group in ("a", "b")
-        for key in (None, a_secret, other)
+        for key in (None, a_secret, other_secret)
     ]
 
     assert len(set(keys)) == len(keys)

@@ -15,6 +15,8 @@ from rpc_backend_ucx.processes import this_process
 from rpc_backend_ucx.shared_memory import PER_WORKER, Room
 from rpc_backends_agents.engine.errors import AddressError
 
+pytestmark = pytest.mark.slow
+
 _TESTS = str(Path(__file__).parents[3] / "tests")
 #: Starts a worker of a group and prints its error.
 _WORKER = """
@@ -61,7 +63,6 @@ def output(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=120)[0]
 
 
-@pytest.mark.slow
 def test_a_start_with_a_small_dev_shm_says_what_is_needed(tmp_path: Path) -> None:
     arguments = [f"file://{tmp_path}/store", "0", "1"]
     error = output(unshared("--mount", code=_WORKER, arguments=arguments, size="4m"))
@@ -71,8 +72,6 @@ def test_a_start_with_a_small_dev_shm_says_what_is_needed(tmp_path: Path) -> Non
     assert "--shm-size" in error
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_a_start_with_a_read_only_dev_shm_names_it(tmp_path: Path) -> None:
     arguments = [f"file://{tmp_path}/store", "0", "1"]
     worker = unshared("--mount", code=_WORKER, arguments=arguments, size="64m,ro")
@@ -107,7 +106,6 @@ def test_workers_in_other_network_namespaces_are_refused_at_the_start(tmp_path: 
         assert "RPC_BACKENDS_UCX_TRANSPORTS=self,tcp" in error
 
 
-@pytest.mark.slow
 def test_a_worker_uses_the_last_bytes_of_dev_shm() -> None:
     """By default UCX gives up, and crashes, as soon as less than 16 MiB are free."""
     assert output(unshared("--mount", code=_LOAD, arguments=[_TESTS], size="40m")) == "3000\n"
@@ -132,7 +130,7 @@ def test_more_workers_than_dev_shm_holds_cause_a_warning() -> None:
 
 @pytest.mark.parametrize("kind", ["ipc", "user"])
 def test_other_namespaces_without_shared_memory_are_named(kind: str) -> None:
-    other = replace(this_process(), **{f"{kind}_namespace": "1:2"})
+    isolated = replace(this_process(), **{f"{kind}_namespace": "1:2"})
 
     with pytest.raises(AddressError, match=rf"in another (?i:{kind}) namespace"):
-        shared_memory.check_namespaces(this_process(), other, "worker 'a'", "worker 'b'")
+        shared_memory.check_namespaces(this_process(), isolated, "worker 'a'", "worker 'b'")

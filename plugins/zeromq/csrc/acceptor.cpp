@@ -111,10 +111,10 @@ void Acceptor::accept_all() {
 
 void Acceptor::add(std::unique_ptr<Fd> fd) {
   if (is_unix_) {
-    const std::string other = other_user(fd->get());
-    if (!other.empty()) {
+    const std::string stranger = other_user(fd->get());
+    if (!stranger.empty()) {
       ++services_.of_streams.counters.refused;
-      services_.callback_thread.report("the process that connected to this worker's Unix socket is " + other);
+      services_.callback_thread.report("the process that connected to this worker's Unix socket is " + stranger);
       return;
     }
   }

@@ -219,8 +219,8 @@ void Connection::on_connected() {
   connected_ = true;
   later(services_.settings.handshake_timeout, &Connection::on_late_handshake);
   if (endpoint_.is_unix()) {
-    if (const std::string other = other_user(stream_->fd()); !other.empty()) {
-      report_end("cannot connect to " + endpoint_.text() + ": the listening process is " + other);
+    if (const std::string stranger = other_user(stream_->fd()); !stranger.empty()) {
+      report_end("cannot connect to " + endpoint_.text() + ": the listening process is " + stranger);
       return;
     }
   }

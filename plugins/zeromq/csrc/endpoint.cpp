@@ -204,13 +204,13 @@ double round_trip(int fd) {
 }
 
 std::string other_user(int fd) {
-  ucred other{};
-  socklen_t size = sizeof other;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &size) != 0) {
+  ucred owner{};
+  socklen_t size = sizeof owner;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &size) != 0) {
     return std::strerror(errno);
   }
-  return other.uid == ::geteuid() ? ""
-                                  : "process " + std::to_string(other.pid) + " of user " + std::to_string(other.uid) +
+  return owner.uid == ::geteuid() ? ""
+                                  : "process " + std::to_string(owner.pid) + " of user " + std::to_string(owner.uid) +
                                         ", but this is user " + std::to_string(::geteuid());
 }
 

@@ -204,7 +204,7 @@ void Peers::on_up(const std::shared_ptr<Connection>& connection) {
     return;
   }
   peer->lost = false;
-  ++services_.counters.found;
+  ++services_.counters.peers_found;
   Event event;
   event.kind = Event::Kind::kFound;
   event.peer = connection->peer();
@@ -232,7 +232,7 @@ void Peers::on_end(const std::shared_ptr<Connection>& connection, const std::str
 }
 
 uint64_t Peers::lose(Peer& peer, const std::string& reason) {
-  ++services_.counters.lost;
+  ++services_.counters.peers_lost;
   peer.lost = true;
   peer.reason = reason;
   peer.loss = next_number_++;

@@ -61,7 +61,7 @@ struct Counters {
   std::atomic<uint64_t> messages_sent{0}, messages_received{0};
   std::atomic<uint64_t> connections{0};  // opened by this worker
   std::atomic<uint64_t> bulk_pieces{0};  // sent on connections for large messages
-  std::atomic<uint64_t> lost{0}, found{0};
+  std::atomic<uint64_t> peers_lost{0}, peers_found{0};
   std::atomic<uint64_t> refused{0};     // connections refused for a wrong identity
   std::atomic<uint64_t> handshakes{0};  // handshakes that failed for other reasons
   std::atomic<uint64_t> evicted{0};     // unauthenticated connections ended to make room

@@ -151,10 +151,10 @@ def two_hosts() -> Iterator[tuple[NetworkHost, NetworkHost]]:
             _ip_or_skip("netns", "add", host.name)
             stack.callback(_ip, "netns", "delete", host.name)
             stack.enter_context(host.processes)
-        one, two = hosts
+        host0, host1 = hosts
         _ip_or_skip(
-            *("link", "add", one.interface, "netns", one.name, "type", "veth"),
-            *("peer", "name", two.interface, "netns", two.name),
+            *("link", "add", host0.interface, "netns", host0.name, "type", "veth"),
+            *("peer", "name", host1.interface, "netns", host1.name),
         )
         for host in hosts:
             inside = ("-n", host.name)
@@ -165,7 +165,7 @@ def two_hosts() -> Iterator[tuple[NetworkHost, NetworkHost]]:
             _ip_or_skip(*inside, "link", "set", host.interface, "up")
             _ip_or_skip(*inside, "addr", "add", f"{host.four}/24", "dev", host.interface)
             _ip_or_skip(*inside, "addr", "add", f"{host.six}/64", "dev", host.interface, "nodad")
-        yield one, two
+        yield host0, host1
 
 
 def _ip(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -127,40 +127,40 @@ def test_the_loopback_interface_can_be_requested_by_name() -> None:
 
 
 def test_the_address_is_on_the_route_to_the_rendezvous(two_hosts: Any, text: str) -> None:
-    one, two = two_hosts
+    host0, host1 = two_hosts
 
-    (four,) = choose(two, f"tcp://{one.four}:29500", SECRET=text)
-    (six,) = choose(two, f"tcp://[{one.six}]:29500", SECRET=text)
-    (by_variable,) = choose(two, MASTER_ADDR=one.four, SECRET=text)
-    (own,) = choose(one, f"tcp://{one.four}:29500", SECRET=text)
+    (four,) = choose(host1, f"tcp://{host0.four}:29500", SECRET=text)
+    (six,) = choose(host1, f"tcp://[{host0.six}]:29500", SECRET=text)
+    (by_variable,) = choose(host1, MASTER_ADDR=host0.four, SECRET=text)
+    (own,) = choose(host0, f"tcp://{host0.four}:29500", SECRET=text)
 
-    assert (four["address"], four["scope"]) == (two.four, None)
-    assert four["why"] == f"route to {one.four}, init_method=tcp://{one.four}:29500"
-    assert (six["address"], six["scope"]) == (two.six, None)
-    assert by_variable["address"] == two.four
-    assert own["address"] == one.four
+    assert (four["address"], four["scope"]) == (host1.four, None)
+    assert four["why"] == f"route to {host0.four}, init_method=tcp://{host0.four}:29500"
+    assert (six["address"], six["scope"]) == (host1.six, None)
+    assert by_variable["address"] == host1.four
+    assert own["address"] == host0.four
 
 
 def test_a_dual_stack_name_gives_both_families(two_hosts: Any, text: str) -> None:
-    one, two = two_hosts
+    host0, host1 = two_hosts
     code = f"""
 import socket
 real = socket.getaddrinfo
 def both(host, *arguments, **more):
     if host != "node0":
         return real(host, *arguments, **more)
-    return real({one.six!r}, *arguments, **more) + real({one.four!r}, *arguments, **more)
+    return real({host0.six!r}, *arguments, **more) + real({host0.four!r}, *arguments, **more)
 socket.getaddrinfo = both
 {CHOOSE}"""
 
-    places = two.run(code, "tcp://node0:29500", env={"RPC_BACKENDS_ZEROMQ_SECRET": text})
+    places = host1.run(code, "tcp://node0:29500", env={"RPC_BACKENDS_ZEROMQ_SECRET": text})
 
-    assert [place["address"] for place in places] == [two.six, two.four]
+    assert [place["address"] for place in places] == [host1.six, host1.four]
 
 
 def test_a_link_local_rendezvous_gives_address_and_interface(two_hosts: Any, text: str) -> None:
-    one, two = two_hosts
-    link_local = one.run(
+    host0, host1 = two_hosts
+    link_local = host0.run(
         """
 import json
 from rpc_backends_core.spi import interfaces
@@ -168,52 +168,52 @@ print(json.dumps([i.address for i in interfaces() if i.address.startswith("fe80"
 """
     )
 
-    (place,) = choose(two, f"tcp://[{link_local}%{two.interface}]:29500", SECRET=text)
+    (place,) = choose(host1, f"tcp://[{link_local}%{host1.interface}]:29500", SECRET=text)
 
     assert place["address"].startswith("fe80::")
-    assert place["scope"] == two.interface
+    assert place["scope"] == host1.interface
 
 
 def test_without_a_route_the_error_lists_local_addresses(two_hosts: Any, text: str) -> None:
-    _, two = two_hosts
+    _, host1 = two_hosts
 
-    kind, error = choose(two, "tcp://192.0.2.1:29500", SECRET=text)
+    kind, error = choose(host1, "tcp://192.0.2.1:29500", SECRET=text)
 
     assert kind == "AddressError"
     assert "no route to the rendezvous host '192.0.2.1'" in error
-    assert f"{two.interface} {two.four}" in error
+    assert f"{host1.interface} {host1.four}" in error
 
 
 def test_an_interface_gives_its_addresses_without_link_local_ones(
     two_hosts: Any, text: str
 ) -> None:
-    _, two = two_hosts
+    _, host1 = two_hosts
 
-    places = choose(two, "file:///x", SECRET=text, INTERFACE=two.interface)
+    places = choose(host1, "file:///x", SECRET=text, INTERFACE=host1.interface)
 
-    assert [place["address"] for place in places] == [two.four, two.six]
+    assert [place["address"] for place in places] == [host1.four, host1.six]
 
 
 def test_a_requested_address_overrides_the_route(two_hosts: Any, text: str) -> None:
-    one, two = two_hosts
+    host0, host1 = two_hosts
 
-    (place,) = choose(two, f"tcp://[{one.six}]:29500", SECRET=text, ADDRESS=two.four)
+    (place,) = choose(host1, f"tcp://[{host0.six}]:29500", SECRET=text, ADDRESS=host1.four)
 
-    assert place["address"] == two.four
-    assert place["why"] == f"RPC_BACKENDS_ZEROMQ_ADDRESS={two.four}"
+    assert place["address"] == host1.four
+    assert place["why"] == f"RPC_BACKENDS_ZEROMQ_ADDRESS={host1.four}"
 
 
 # --- addresses that other hosts can reach --------------------------------------------------------
 
 
 def test_a_reachable_address_is_refused_without_a_secret(two_hosts: Any) -> None:
-    one, two = two_hosts
+    host0, host1 = two_hosts
 
-    for environ in ({}, {"ADDRESS": two.four}, {"INTERFACE": two.interface}):
-        kind, error = choose(two, f"tcp://{one.four}:29500", **environ)
+    for environ in ({}, {"ADDRESS": host1.four}, {"INTERFACE": host1.interface}):
+        kind, error = choose(host1, f"tcp://{host0.four}:29500", **environ)
 
         assert kind == "ExposureError"
-        assert f"would listen on {two.four}" in error
+        assert f"would listen on {host1.four}" in error
         assert "without a secret ZEROMQ runs on the loopback interface only" in error
         assert "`rpc-backends secret --out FILE`" in error
         assert "RPC_BACKENDS_ZEROMQ_SECRET_FILE=FILE" in error
@@ -221,9 +221,9 @@ def test_a_reachable_address_is_refused_without_a_secret(two_hosts: Any) -> None
 
 
 def test_a_reachable_address_is_refused_without_encryption(two_hosts: Any, text: str) -> None:
-    one, two = two_hosts
+    host0, host1 = two_hosts
 
-    kind, error = choose(two, f"tcp://{one.four}:29500", SECRET=text, ENCRYPTION="0")
+    kind, error = choose(host1, f"tcp://{host0.four}:29500", SECRET=text, ENCRYPTION="0")
 
     assert kind == "ExposureError"
     assert "without encryption ZEROMQ runs on the loopback interface only" in error
@@ -232,21 +232,21 @@ def test_a_reachable_address_is_refused_without_encryption(two_hosts: Any, text:
 
 
 def test_a_trusted_network_allows_a_reachable_address(two_hosts: Any) -> None:
-    one, two = two_hosts
+    host0, host1 = two_hosts
 
     for environ in ({}, {"ENCRYPTION": "0"}):
-        (place,) = choose(two, f"tcp://{one.four}:29500", TRUSTED_NETWORK="1", **environ)
-        assert place["address"] == two.four
+        (place,) = choose(host1, f"tcp://{host0.four}:29500", TRUSTED_NETWORK="1", **environ)
+        assert place["address"] == host1.four
 
 
 def test_without_a_secret_the_rendezvous_host_uses_loopback(
     two_hosts: Any,
 ) -> None:
     """The rendezvous host may be given by its own address: all workers run on that host."""
-    one, _ = two_hosts
+    host0, _ = two_hosts
 
-    for host in (one.four, f"[{one.six}]"):
-        (place,) = choose(one, f"tcp://{host}:29500")
+    for host in (host0.four, f"[{host0.six}]"):
+        (place,) = choose(host0, f"tcp://{host}:29500")
 
         assert place["address"] == "127.0.0.1"
         assert place["why"].startswith("without a secret, and init_method=")

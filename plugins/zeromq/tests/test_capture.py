@@ -94,8 +94,8 @@ def captured(host: Host, tmp_path: Path, **options: object) -> Capture:
         workers.run(enter, host)
         # The store is a file, so all traffic is that of the workers.
         workers.run(join, f"file://{tmp_path}/store", unix_sockets=False, **options)
-        for me, other in ((0, 1), (1, 0)):
-            workers[me].call(call_with_secrets, f"worker{other}")
+        for me, peer in ((0, 1), (1, 0)):
+            workers[me].call(call_with_secrets, f"worker{peer}")
         workers[0].call(call_with_many_tensors, "worker1")
         workers.run(steps.leave)
     # Each of two callers sends the tensor and gets it back.

@@ -72,9 +72,9 @@ def test_workers_with_their_certificates_form_a_group(
 ) -> None:
     more = {"dynamic": True} if dynamic else {}
     with group(tmp_path, folder, backend=NAME, unix_sockets=unix_sockets, **more) as workers:
-        for me, other in ((0, 1), (1, 0)):
-            workers[me].call(exercise, f"worker{other}")
-            assert workers[me].call(identity_of, f"worker{other}") == f"worker{other}"
+        for me, peer in ((0, 1), (1, 0)):
+            workers[me].call(exercise, f"worker{peer}")
+            assert workers[me].call(identity_of, f"worker{peer}") == f"worker{peer}"
         assert workers[0].call(metric, "transport.zeromq.refused") == 0
         workers.run(steps.leave)
 
@@ -237,11 +237,11 @@ def relay(folder: Path, owner: str, to: str) -> Iterator[str]:
                 ):
                     while True:
                         ready, _, _ = select.select([here, there], [], [], SOON)
-                        for one in ready:
-                            data = one.recv(65536)
+                        for sender in ready:
+                            data = sender.recv(65536)
                             if not data:
                                 return
-                            (there if one is here else here).sendall(data)
+                            (there if sender is here else here).sendall(data)
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
@@ -301,9 +301,9 @@ def test_a_certificate_of_another_authority_is_refused(tmp_path: Path, folder: P
 def test_certificates_on_one_side_are_reported_on_both(
     tmp_path: Path, folder: Path, has_secret: bool
 ) -> None:
-    other = {"secret": secret.generate()} if has_secret else {}
+    credentials = {"secret": secret.generate()} if has_secret else {}
 
-    here, there = start_error(tmp_path, NAME, files(folder), other)
+    here, there = start_error(tmp_path, NAME, files(folder), credentials)
 
     lacks = "a secret instead" if has_secret else "none"
     assert "worker 'worker0' has a certificate" in here

@@ -45,7 +45,8 @@ def test_the_defaults_are_one_host_and_no_problem() -> None:
 def test_fips_without_a_provider_is_a_problem_with_a_remedy(tmp_path: Path) -> None:
     code = """
 from rpc_backend_zeromq.check import check
-print(next(f"{found.level}: {found.text}" for found in check().findings if found.about == "OpenSSL"))
+(openssl,) = [finding for finding in check().findings if finding.about == "OpenSSL"]
+print(f"{openssl.level}: {openssl.text}")
 """
     environ = {**os.environ, "OPENSSL_MODULES": str(tmp_path), f"{PREFIX}FIPS": "1"}
     output = subprocess.run(
@@ -100,7 +101,7 @@ def test_unsafe_settings_are_warnings() -> None:
 
 
 def test_the_address_is_shown_with_interface_and_reason(two_hosts: Any, secret_file: Path) -> None:
-    one, two = two_hosts
+    host0, host1 = two_hosts
     code = """
 import json
 import os
@@ -108,20 +109,20 @@ from dataclasses import asdict
 from rpc_backend_zeromq.check import check
 print(json.dumps([asdict(finding) for finding in check().findings if finding.about == "address"]))
 """
-    variables = {"MASTER_ADDR": one.four}
+    variables = {"MASTER_ADDR": host0.four}
 
-    (allowed,) = two.run(
+    (allowed,) = host1.run(
         code,
         env={**variables, f"{PREFIX}SECRET_FILE": str(secret_file), f"{PREFIX}PORTS": "5000-5010"},
     )
-    (refused,) = two.run(code, env=variables)
+    (refused,) = host1.run(code, env=variables)
 
     assert allowed["level"] == "ok"
     assert allowed["text"] == (
-        f"{two.four} ({two.interface}), port 5000-5010; "
-        f"the reason: route to {one.four}, MASTER_ADDR={one.four}"
+        f"{host1.four} ({host1.interface}), port 5000-5010; "
+        f"the reason: route to {host0.four}, MASTER_ADDR={host0.four}"
     )
-    assert allowed["data"]["interface"] == two.interface
+    assert allowed["data"]["interface"] == host1.interface
     assert refused["level"] == "problem"
     assert "a worker would refuse to start" in refused["text"]
     assert "rpc-backends secret" in refused["text"]
@@ -154,7 +155,9 @@ def test_doctor_shows_the_findings_under_zeromq(secret_file: Path, text: str) ->
         env={**os.environ, "RPC_BACKENDS_ZEROMQ_SECRET_FILE": str(secret_file)},
     )
 
-    findings = {one["about"]: one for one in json.loads(done.stdout)["sections"]["zeromq"]}
+    findings = {
+        finding["about"]: finding for finding in json.loads(done.stdout)["sections"]["zeromq"]
+    }
     assert findings["secret"]["level"] == "ok"
     assert findings["OpenSSL"]["level"] == "ok"
     assert text not in done.stdout

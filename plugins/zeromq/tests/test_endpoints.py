@@ -76,10 +76,10 @@ def test_processes_in_one_network_have_the_same_host() -> None:
 
 
 def test_processes_in_different_networks_have_different_hosts(two_hosts: Any) -> None:
-    one, two = (Host(**host.run(SHOW_HOST)) for host in two_hosts)
+    host0, host1 = (Host(**host.run(SHOW_HOST)) for host in two_hosts)
 
-    assert HERE.kernel == one.kernel == two.kernel
-    assert len({HERE.network, one.network, two.network}) == 3
+    assert HERE.kernel == host0.kernel == host1.kernel
+    assert len({HERE.network, host0.network, host1.network}) == 3
 
 
 def test_workers_on_one_host_use_the_unix_socket(unix_socket: UnixSocket) -> None:
@@ -164,11 +164,11 @@ except RpcBackendsError as error:
 
 
 def test_the_first_address_with_a_route_is_used(two_hosts: Any) -> None:
-    one, two = two_hosts
-    there = [f"tcp://{one.four}:2", f"tcp://[{one.six}]:3"]
+    host0, host1 = two_hosts
+    there = [f"tcp://{host0.four}:2", f"tcp://[{host0.six}]:3"]
 
-    assert two.run(CHOOSE, "", "tcp://127.0.0.1:1", "tcp://192.0.2.1:1", *there) == there[0]
-    assert two.run(CHOOSE, "", "tcp://192.0.2.1:1", *reversed(there)) == there[1]
+    assert host1.run(CHOOSE, "", "tcp://127.0.0.1:1", "tcp://192.0.2.1:1", *there) == there[0]
+    assert host1.run(CHOOSE, "", "tcp://192.0.2.1:1", *reversed(there)) == there[1]
 
 
 def test_the_error_names_unroutable_addresses_and_their_source(two_hosts: Any) -> None:
@@ -181,11 +181,11 @@ def test_the_error_names_unroutable_addresses_and_their_source(two_hosts: Any) -
 def test_link_local_addresses_get_this_workers_own_interface(
     two_hosts: Any,
 ) -> None:
-    _, two = two_hosts
+    _, host1 = two_hosts
 
-    found = two.run(CHOOSE, f"nothing {two.interface}", "tcp://[fe80::1]:5000")
+    chosen = host1.run(CHOOSE, f"nothing {host1.interface}", "tcp://[fe80::1]:5000")
 
-    assert found == f"tcp://[fe80::1%{two.interface}]:5000"
+    assert chosen == f"tcp://[fe80::1%{host1.interface}]:5000"
 
 
 def test_a_link_local_address_needs_an_interface() -> None:

@@ -45,14 +45,14 @@ def listening_ports(pid: int) -> list[tuple[str, int]]:
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             inodes.add(entry.readlink().name.removeprefix("socket:[").removesuffix("]"))
-    found = []
+    ports = []
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:  # TCP_LISTEN
                 any_or_loopback = "127.0.0.1" if family == socket.AF_INET else "::1"
-                found.append((any_or_loopback, int(fields[1].rpartition(":")[2], 16)))
-    return found
+                ports.append((any_or_loopback, int(fields[1].rpartition(":")[2], 16)))
+    return ports
 
 
 def send_garbage(address: tuple[str, int], garbage: bytes) -> socket.socket:
@@ -117,8 +117,8 @@ def send_garbage_during_calls(workers: Workers, where: Meeting, text: str, tmp_p
                         connection.close()
         (tmp_path / "stop").touch()
         assert calling.result() > 0
-        for me, other in ((0, 1), (1, 0)):
-            workers[me].call(exercise, f"worker{other}")
+        for me, peer in ((0, 1), (1, 0)):
+            workers[me].call(exercise, f"worker{peer}")
         for worker in workers:
             logged_line(worker, "refused a connection: a connection to tcp://127.0.0.1")
             assert worker.call(metric, "transport.zeromq.failed_handshakes") > 0
@@ -132,8 +132,8 @@ def test_many_idle_connections_disturb_no_call(text: str, tmp_path: Path) -> Non
         (address,) = listening_ports(workers[0].pid)
         for _ in range(IDLE_CONNECTIONS):
             open_connections.enter_context(send_garbage(address, b""))
-        for me, other in ((0, 1), (1, 0)):
-            workers[me].call(exercise, f"worker{other}")
+        for me, peer in ((0, 1), (1, 0)):
+            workers[me].call(exercise, f"worker{peer}")
         workers.run(steps.leave)
 
 

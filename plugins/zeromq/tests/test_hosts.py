@@ -82,8 +82,8 @@ def sum_of(rref: Any) -> float:
 def share_an_rref(me: WorkerContext, owner: str, user: str) -> float:
     """Keep a tensor on one worker and use it from another."""
     rref = rpc.remote(owner, torch.full, args=((1000,), 2.0))
-    found: float = rpc.rpc_sync(user, sum_of, args=(rref,))
-    return found
+    total: float = rpc.rpc_sync(user, sum_of, args=(rref,))
+    return total
 
 
 @dataclass
@@ -170,7 +170,7 @@ def number_of_runs(me: WorkerContext, caller: str) -> int:
 
 def user_timeouts(me: WorkerContext, port: int) -> list[int]:
     """Return TCP_USER_TIMEOUT, in milliseconds, of this process's connections from or to a port."""
-    found = []
+    timeouts = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
             is_socket = entry.readlink().name.startswith("socket:")
@@ -183,8 +183,8 @@ def user_timeouts(me: WorkerContext, port: int) -> list[int]:
                 continue
             with contextlib.suppress(OSError):  # a listening socket has no peer
                 if port in (same.getsockname()[1], same.getpeername()[1]):
-                    found.append(same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
-    return found
+                    timeouts.append(same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    return timeouts
 
 
 def can_call(me: WorkerContext, to: str) -> bool:
@@ -207,9 +207,9 @@ def test_workers_on_three_hosts_call_each_other(
             (endpoint,) = worker.call(endpoints)
             where = host.four if family == "four" else f"[{host.six}]"
             assert endpoint.startswith(f"tcp://{where}:")
-        for one in range(3):
-            for other in {0, 1, 2} - {one}:
-                workers[one].call(exercise, f"worker{other}")
+        for me in range(3):
+            for peer in {0, 1, 2} - {me}:
+                workers[me].call(exercise, f"worker{peer}")
         assert workers[0].call(share_an_rref, "worker1", "worker2") == 2000.0
         assert workers[2].call(share_an_rref, "worker0", "worker2") == 2000.0
         leave(workers)
@@ -271,8 +271,8 @@ def test_a_long_outage_fails_calls_until_it_ends(
         assert failed
         assert all("worker0" in error for error in failed.values())
         assert {token for token in outcomes if token not in failed} <= set(ran)
-        for one, other in ((0, 1), (1, 0), (1, 2)):
-            workers[one].call(exercise, f"worker{other}")
+        for me, peer in ((0, 1), (1, 0), (1, 2)):
+            workers[me].call(exercise, f"worker{peer}")
         leave(workers)
 
 

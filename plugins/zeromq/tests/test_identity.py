@@ -55,9 +55,9 @@ def error_of(text: str, key: Secret | None, **expected: Any) -> str:
 
 
 def test_a_sealed_publication_opens_unchanged(a_secret: Secret) -> None:
-    for one in (MINE, replace(MINE, unix=None, tcp=())):
-        assert opened(one.seal(a_secret), a_secret) == one
-        assert opened(one.seal(None), None) == one
+    for published in (MINE, replace(MINE, unix=None, tcp=())):
+        assert opened(published.seal(a_secret), a_secret) == published
+        assert opened(published.seal(None), None) == published
 
 
 def test_session_keys_are_new_and_valid_for_zeromq() -> None:
@@ -75,8 +75,8 @@ def test_any_changed_character_of_a_publication_is_refused(a_secret: Secret) -> 
     text = MINE.seal(a_secret)
 
     for place in range(len(text)):
-        other = "0" if text[place] != "0" else "1"
-        error_of(text[:place] + other + text[place + 1 :], a_secret)
+        changed = "0" if text[place] != "0" else "1"
+        error_of(text[:place] + changed + text[place + 1 :], a_secret)
 
 
 def test_a_forged_payload_is_refused_with_an_explanation(a_secret: Secret) -> None:
@@ -147,11 +147,14 @@ def test_a_secret_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
 
 
 def test_different_secrets_are_reported_by_their_fingerprints(a_secret: Secret) -> None:
-    other = secret.parse(secret.generate(), "elsewhere")
+    other_secret = secret.parse(secret.generate(), "elsewhere")
 
-    why = error_of(MINE.seal(other), a_secret)
+    why = error_of(MINE.seal(other_secret), a_secret)
 
-    assert f"has a different secret (fingerprint {other.fingerprint}) from worker 'reader'" in why
+    assert (
+        f"has a different secret (fingerprint {other_secret.fingerprint}) from worker 'reader'"
+        in why
+    )
     assert f"fingerprint {a_secret.fingerprint}" in why
 
 
@@ -249,13 +252,13 @@ def test_an_invalid_field_is_refused(a_secret: Secret, change: dict[str, Any]) -
 def test_only_the_canonical_json_form_is_accepted() -> None:
     payload = canonical.dump(MINE)
 
-    for other in (
+    for form in (
         f" {payload}",
         payload.replace(":", ": ", 1),
         payload.replace('"rank":2', '"rank":3,"rank":2'),
         json.dumps(json.loads(payload)),
     ):
-        assert "in the store is invalid" in error_of(f"zeromq3 open {other}", None)
+        assert "in the store is invalid" in error_of(f"zeromq3 open {form}", None)
 
 
 def test_keys_may_use_every_character_of_z85() -> None:
@@ -269,11 +272,11 @@ def test_keys_may_use_every_character_of_z85() -> None:
 
 
 def test_each_side_expects_the_proofs_of_the_other(a_secret: Secret) -> None:
-    other = replace(MINE, worker_id=2, session="f" * 32)
+    peer = replace(MINE, worker_id=2, session="f" * 32)
 
-    ours, theirs, our_answer, their_answer = identity.unix_proofs(MINE, other, a_secret)
+    ours, theirs, our_answer, their_answer = identity.unix_proofs(MINE, peer, a_secret)
 
-    assert identity.unix_proofs(other, MINE, a_secret) == (theirs, ours, their_answer, our_answer)
+    assert identity.unix_proofs(peer, MINE, a_secret) == (theirs, ours, their_answer, our_answer)
     assert len({ours, theirs, our_answer, their_answer}) == 4
     assert {len(proof) for proof in (ours, theirs, our_answer, their_answer)} == {32}
 
@@ -282,16 +285,16 @@ def test_each_side_expects_the_proofs_of_the_other(a_secret: Secret) -> None:
     "change", [{"session": "e" * 32}, {"worker_id": 3}], ids=["session", "worker"]
 )
 def test_proofs_depend_on_session_and_worker(a_secret: Secret, change: dict[str, Any]) -> None:
-    other = replace(MINE, worker_id=2, session="f" * 32)
+    peer = replace(MINE, worker_id=2, session="f" * 32)
 
-    shown = set(identity.unix_proofs(MINE, other, a_secret))
+    shown = set(identity.unix_proofs(MINE, peer, a_secret))
 
-    assert not shown & set(identity.unix_proofs(MINE, replace(other, **change), a_secret))
+    assert not shown & set(identity.unix_proofs(MINE, replace(peer, **change), a_secret))
 
 
 def test_proofs_depend_on_the_secret(a_secret: Secret) -> None:
-    other = replace(MINE, worker_id=2, session="f" * 32)
+    peer = replace(MINE, worker_id=2, session="f" * 32)
 
-    shown = set(identity.unix_proofs(MINE, other, a_secret))
+    shown = set(identity.unix_proofs(MINE, peer, a_secret))
 
-    assert not shown & set(identity.unix_proofs(MINE, other, None))
+    assert not shown & set(identity.unix_proofs(MINE, peer, None))

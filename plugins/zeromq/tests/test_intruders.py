@@ -164,8 +164,8 @@ def join_static_of_two(me: WorkerContext, url: str, **options: Any) -> None:
 
 def assert_group_works(workers: Any, folder: Path) -> None:
     """Check that worker0 and worker1 still work, and that no intruder ran code in them."""
-    for me, other in ((0, 1), (1, 0)):
-        workers[me].call(exercise, f"worker{other}")
+    for me, peer in ((0, 1), (1, 0)):
+        workers[me].call(exercise, f"worker{peer}")
         assert workers[me].call(member_names) == ["worker0", "worker1"]
     assert not (folder / "mark").exists()
     workers.run(steps.leave, on=(0, 1))
@@ -229,11 +229,11 @@ def forged_publication(text: str) -> publication.Publication:
 
 def forgeries(genuine: str) -> dict[str, str]:
     """Return forged texts that could replace a record, by the error that each must cause."""
-    other = secret.parse(secret.generate(), "the intruder")
+    other_secret = secret.parse(secret.generate(), "the intruder")
     forged = forged_publication(genuine)
     return {
         "its proof is wrong": genuine[: genuine.index("{")] + canonical.dump(forged),
-        "has a different secret": forged.seal(other),
+        "has a different secret": forged.seal(other_secret),
         "has no secret": forged.seal(None),
         "cannot be read": "garbage",
     }
@@ -297,8 +297,8 @@ def test_addresses_forged_before_the_start_only_prevent_it(
 ) -> None:
     """The intruder chooses the group's nonce and writes all addresses; the start fails in all workers."""
     with Workers(3) as workers:
-        other = secret.generate() if theirs == "another" else None
-        workers[2].call(forge_addresses, url, other)
+        another_secret = secret.generate() if theirs == "another" else None
+        workers[2].call(forge_addresses, url, another_secret)
         for failed in workers.errors(
             join_static_of_two, url, on=(0, 1), secret=text, unix_sockets=False
         ):
@@ -310,7 +310,7 @@ def test_addresses_forged_before_the_start_only_prevent_it(
 FAILED = {"none": "has no secret", "another": "has a different secret"}
 
 
-def forge_addresses(me: WorkerContext, url: str, other: str | None) -> None:
+def forge_addresses(me: WorkerContext, url: str, another_secret: str | None) -> None:
     """Listen, and write this address for worker0 and worker1 before they start."""
     store = group_store(url)
     store.set("zeromq/nonce", "mine")
@@ -333,7 +333,7 @@ def forge_addresses(me: WorkerContext, url: str, other: str | None) -> None:
             max_message_bytes=1 << 30,
             place="",
         )
-        theirs = None if other is None else secret.parse(other, "the intruder")
+        theirs = None if another_secret is None else secret.parse(another_secret, "the intruder")
         written.append(mine.seal(theirs))
     store.set("exchange/1/all", json.dumps({"payloads": written}))
 

@@ -6,8 +6,10 @@ import pytest
 
 from support.scale import deviations
 
+pytestmark = pytest.mark.slow
+
 #: Groups of up to 16 workers meet by calls at shutdown, larger ones through the store.
-SIZES = [2, 4, pytest.param(17, marks=pytest.mark.slow)]
+SIZES = [2, 4, 17]
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -78,18 +78,18 @@ def test_an_altered_secret_is_refused_without_being_shown(
 
 def test_any_changed_character_is_noticed(text: str) -> None:
     for place in range(len(text)):
-        other = "b" if text[place] == "a" else "a"
+        changed = "b" if text[place] == "a" else "a"
         with pytest.raises(SecretError):
-            secret.parse(text[:place] + other + text[place + 1 :], "here")
+            secret.parse(text[:place] + changed + text[place + 1 :], "here")
 
 
 def test_secrets_are_equal_whatever_their_source(text: str) -> None:
-    one, two = secret.parse(text, "here"), secret.parse(text, "there")
+    here, there = secret.parse(text, "here"), secret.parse(text, "there")
 
-    assert one == two
-    assert hash(one) == hash(two)
-    assert one.fingerprint == two.fingerprint
-    assert one != secret.parse(secret.generate(), "here")
+    assert here == there
+    assert hash(here) == hash(there)
+    assert here.fingerprint == there.fingerprint
+    assert here != secret.parse(secret.generate(), "here")
 
 
 def test_derived_keys_differ_by_purpose(a_secret: Secret) -> None:
@@ -160,15 +160,15 @@ def test_without_a_source_there_is_no_secret() -> None:
 def test_options_and_variables_can_give_the_secret(
     secret_file: Path, text: str, a_secret: Secret
 ) -> None:
-    found = [
+    secrets = [
         secret.find("ZEROMQ", a_secret, None, {}),
         secret.find("ZEROMQ", None, str(secret_file), {}),
         secret.find("ZEROMQ", None, None, {TEXT: text}),
         secret.find("ZEROMQ", None, None, {FILE: str(secret_file)}),
     ]
 
-    assert found == [a_secret] * 4
-    assert [one.source for one in found if one] == [
+    assert secrets == [a_secret] * 4
+    assert [each_secret.source for each_secret in secrets if each_secret] == [
         "the test",
         f"the option secret_file ({secret_file})",
         TEXT,
@@ -187,13 +187,13 @@ def test_several_sources_may_give_the_same_secret(
 def test_different_secrets_are_an_error_naming_both_sources(
     secret_file: Path, a_secret: Secret
 ) -> None:
-    other = secret.generate()
+    variable_secret = secret.generate()
 
     for given, file in ((a_secret, None), (None, str(secret_file))):
         with pytest.raises(SecretError, match=f"and {TEXT} give different secrets") as caught:
-            secret.find("ZEROMQ", given, file, {TEXT: other})
+            secret.find("ZEROMQ", given, file, {TEXT: variable_secret})
         assert a_secret.fingerprint in str(caught.value)
-        assert other[15:30] not in str(caught.value)
+        assert variable_secret[15:30] not in str(caught.value)
 
 
 def test_an_invalid_secret_is_an_error_despite_another(a_secret: Secret, text: str) -> None:

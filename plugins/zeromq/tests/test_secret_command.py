@@ -23,11 +23,11 @@ def run(*arguments: str) -> Result:
 
 
 def test_it_prints_only_a_new_secret() -> None:
-    one, two = run(), run()
+    first, second = run(), run()
 
-    assert secret.parse(one.stdout, "stdout") != secret.parse(two.stdout, "stdout")
-    assert one.stdout.count("\n") == 1
-    assert one.stderr == ""
+    assert secret.parse(first.stdout, "stdout") != secret.parse(second.stdout, "stdout")
+    assert first.stdout.count("\n") == 1
+    assert first.stderr == ""
 
 
 def test_out_writes_a_private_file_without_printing_the_secret(tmp_path: Path) -> None:
@@ -38,11 +38,11 @@ def test_out_writes_a_private_file_without_printing_the_secret(tmp_path: Path) -
     finally:
         os.umask(before)
 
-    found = secret.read(str(path), "the file")
+    written = secret.read(str(path), "the file")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text().strip() not in done.output
     assert f"RPC_BACKENDS_ZEROMQ_SECRET_FILE={path}" in done.stdout
-    assert found.fingerprint in done.stdout
+    assert written.fingerprint in done.stdout
 
 
 def test_json_contains_the_secret_or_its_file(tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ def test_worker_makes_an_authority_and_certificates_for_names(tmp_path: Path) ->
     done = run("--worker", "trainer0", "--worker", "trainer1", "--out", str(folder))
 
     assert done.exit_code == 0, done.output
-    one, two = (certificates(folder, name) for name in ("trainer0", "trainer1"))
-    identity, serial, key = two.check(one.chain, one.sign(b"data"), b"data")
-    assert (identity, serial, key) == ("trainer0", one.serial, one.key)
+    first, second = (certificates(folder, name) for name in ("trainer0", "trainer1"))
+    identity, serial, key = second.check(first.chain, first.sign(b"data"), b"data")
+    assert (identity, serial, key) == ("trainer0", first.serial, first.key)
     year = 365 * 24 * 3600
-    assert abs(one.expires - time.time() - year) < 3600
+    assert abs(first.expires - time.time() - year) < 3600
     assert f"RPC_BACKENDS_ZEROMQ_CERTIFICATE='{folder}/{{name}}.pem'" in done.stdout
     assert "Keep authority.key to yourself" in done.stdout
 

@@ -18,14 +18,14 @@ PREFIX = "RPC_BACKENDS_ZEROMQ_"
 
 def test_the_defaults_encrypt_and_trust_no_network() -> None:
     for options in (None, ZeroMQRpcBackendOptions()):
-        found = settings_of(options, {})
+        settings = settings_of(options, {})
 
-        assert found.policy.secret is None
-        assert found.policy.encryption
-        assert not found.policy.trusted_network
-        assert not found.fips
-        assert found.wanted == Wanted()
-        assert found.ports is found.unix_sockets is None
+        assert settings.policy.secret is None
+        assert settings.policy.encryption
+        assert not settings.policy.trusted_network
+        assert not settings.fips
+        assert settings.wanted == Wanted()
+        assert settings.ports is settings.unix_sockets is None
 
 
 def test_variables_set_what_options_leave_open(text: str) -> None:
@@ -38,13 +38,13 @@ def test_variables_set_what_options_leave_open(text: str) -> None:
         f"{PREFIX}UNIX_SOCKETS": "0",
     }
 
-    found = settings_of(ZeroMQRpcBackendOptions(), environ)
+    settings = settings_of(ZeroMQRpcBackendOptions(), environ)
 
-    assert found == settings_of(None, environ)
-    assert found.policy.secret == secret.parse(text, "here")
-    assert (found.policy.encryption, found.policy.trusted_network) == (False, True)
-    assert found.wanted == Wanted(address="10.0.0.5", said_by=f"{PREFIX}ADDRESS=10.0.0.5")
-    assert (found.ports, found.unix_sockets) == (Ports(5000, 5010), False)
+    assert settings == settings_of(None, environ)
+    assert settings.policy.secret == secret.parse(text, "here")
+    assert (settings.policy.encryption, settings.policy.trusted_network) == (False, True)
+    assert settings.wanted == Wanted(address="10.0.0.5", said_by=f"{PREFIX}ADDRESS=10.0.0.5")
+    assert (settings.ports, settings.unix_sockets) == (Ports(5000, 5010), False)
     assert settings_of(None, {f"{PREFIX}INTERFACE": "eth0"}).wanted.interface == "eth0"
 
 
@@ -60,11 +60,11 @@ def test_options_override_variables() -> None:
         encryption=True, trusted_network=False, interface="eth1", ports=6000, unix_sockets=False
     )
 
-    found = settings_of(options, environ)
+    settings = settings_of(options, environ)
 
-    assert (found.policy.encryption, found.policy.trusted_network) == (True, False)
-    assert found.wanted == Wanted(interface="eth1", said_by="the option interface='eth1'")
-    assert (found.ports, found.unix_sockets) == (Ports(6000, 6000), False)
+    assert (settings.policy.encryption, settings.policy.trusted_network) == (True, False)
+    assert settings.wanted == Wanted(interface="eth1", said_by="the option interface='eth1'")
+    assert (settings.ports, settings.unix_sockets) == (Ports(6000, 6000), False)
 
 
 def test_encryption_and_unix_sockets_exclude_each_other() -> None:

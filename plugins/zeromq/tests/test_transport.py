@@ -58,19 +58,19 @@ class TransportGroup:
         """Return transports that listen and have learned each other."""
         each = each or ({},) * len(self.members)
         transports = [self.transport(rank, **{**options, **own}) for rank, own in enumerate(each)]
-        texts = [one.listen(rank, f"w{rank}") for rank, one in enumerate(transports)]
-        for rank, one in enumerate(transports):
+        texts = [transport.listen(rank, f"w{rank}") for rank, transport in enumerate(transports)]
+        for rank, transport in enumerate(transports):
             for other, text in enumerate(texts):
                 if other != rank:
-                    one.learn(other, f"w{other}", text)
+                    transport.learn(other, f"w{other}", text)
         return transports
 
 
 @pytest.fixture
 def group() -> Iterator[TransportGroup]:
-    found = TransportGroup()
-    yield found
-    for transport in found.transports:
+    transport_group = TransportGroup()
+    yield transport_group
+    for transport in transport_group.transports:
         transport.close(0)
 
 
@@ -111,86 +111,92 @@ def open_files() -> set[tuple[str, str]]:
 def test_workers_on_one_host_exchange_messages(
     group: TransportGroup, unix_sockets: bool, encryption: bool | None
 ) -> None:
-    one, two = group.start(unix_sockets=unix_sockets, encryption=encryption)
+    transport0, transport1 = group.start(unix_sockets=unix_sockets, encryption=encryption)
 
-    send(one, 1, b"hello")
-    assert received(two) == ("message", 0, b"hello", "")
-    send(two, 0, b"you")
-    assert received(one) == ("message", 1, b"you", "")
+    send(transport0, 1, b"hello")
+    assert received(transport1) == ("message", 0, b"hello", "")
+    send(transport1, 0, b"you")
+    assert received(transport0) == ("message", 1, b"you", "")
 
-    metrics = one.metrics()
+    metrics = transport0.metrics()
     assert metrics["zeromq.encryption"] == ("none" if encryption is False else "TLS 1.3")
     assert bool(metrics["zeromq.unix_socket"]) is unix_sockets
     assert metrics["zeromq.listens_on"].startswith("tcp://127.0.0.1:")
 
 
 def test_requested_encryption_replaces_unix_sockets(group: TransportGroup) -> None:
-    one, two = group.start(encryption=True)
+    transport0, transport1 = group.start(encryption=True)
 
-    send(one, 1, b"hello")
+    send(transport0, 1, b"hello")
 
-    assert received(two) == ("message", 0, b"hello", "")
-    assert one.metrics()["zeromq.unix_socket"] == two.metrics()["zeromq.unix_socket"] == ""
+    assert received(transport1) == ("message", 0, b"hello", "")
+    assert (
+        transport0.metrics()["zeromq.unix_socket"]
+        == transport1.metrics()["zeromq.unix_socket"]
+        == ""
+    )
 
 
 def test_secret_and_secret_file_are_equivalent(
     group: TransportGroup, text: str, secret_file: Path
 ) -> None:
-    one, two = group.start({"secret": text}, {"secret_file": str(secret_file)})
+    transport0, transport1 = group.start({"secret": text}, {"secret_file": str(secret_file)})
 
-    send(one, 1, b"hello")
+    send(transport0, 1, b"hello")
 
-    assert received(two)[2] == b"hello"
+    assert received(transport1)[2] == b"hello"
 
 
 def test_an_early_caller_is_admitted_once_learned(group: TransportGroup) -> None:
-    one, two = group.transport(0), group.transport(1)
-    texts = [one.listen(0, "w0"), two.listen(1, "w1")]
-    one.learn(1, "w1", texts[1])
+    transport0, transport1 = group.transport(0), group.transport(1)
+    texts = [transport0.listen(0, "w0"), transport1.listen(1, "w1")]
+    transport0.learn(1, "w1", texts[1])
 
-    send(one, 1, b"early")
-    later = threading.Timer(0.2, lambda: two.learn(0, "w0", texts[0]))
+    send(transport0, 1, b"early")
+    later = threading.Timer(0.2, lambda: transport1.learn(0, "w0", texts[0]))
     later.start()
 
-    assert received(two) == ("message", 0, b"early", "")
+    assert received(transport1) == ("message", 0, b"early", "")
     later.join()
 
 
 @pytest.mark.parametrize("unix_sockets", [True, False])
 def test_a_dynamic_group_looks_up_unknown_keys(group: TransportGroup, unix_sockets: bool) -> None:
-    one, two = (group.transport(n, dynamic=True, unix_sockets=unix_sockets) for n in (0, 1))
-    texts = [one.listen(0, "w0"), two.listen(1, "w1")]
-    one.learn(1, "w1", texts[1], rank=1)
+    transport0, transport1 = (
+        group.transport(n, dynamic=True, unix_sockets=unix_sockets) for n in (0, 1)
+    )
+    texts = [transport0.listen(0, "w0"), transport1.listen(1, "w1")]
+    transport0.learn(1, "w1", texts[1], rank=1)
     asked: list[bytes] = []
 
     def look(key: bytes) -> None:
         asked.append(key)
-        two.learn(0, "w0", texts[0], rank=0)
+        transport1.learn(0, "w0", texts[0], rank=0)
 
-    two.on_unknown_key = look
-    send(one, 1, b"hello")
+    transport1.on_unknown_key = look
+    send(transport0, 1, b"hello")
 
-    assert received(two) == ("message", 0, b"hello", "")
+    assert received(transport1) == ("message", 0, b"hello", "")
     assert len(asked) == 1
-    assert unix_sockets or asked == [one._public_key]
+    assert unix_sockets or asked == [transport0._public_key]
 
 
 def test_a_forgotten_worker_is_not_admitted_again(
     group: TransportGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "rpc_backends.zeromq")
-    one, two = group.start()
-    two.forget(0)
+    transport0, transport1 = group.start()
+    transport1.forget(0)
 
     with contextlib.suppress(
         TransportError
     ):  # the connection may be refused before the message is sent
-        send(one, 1, b"hello")
+        send(transport0, 1, b"hello")
 
-    assert received(one)[0] == "lost"
-    assert two._native.receive(0.2) is None
-    assert two.metrics()["zeromq.refused"] != "0"
-    two.close(0)  # waits until the refusal is logged
+    assert received(transport0)[0] == "lost"
+    assert transport1._native.receive(0.2) is None
+    assert transport1.metrics()["zeromq.refused"] != "0"
+    transport1.close(0)  # waits until the refusal is logged
     assert "worker 'w1' refused a connection" in caplog.text
 
 
@@ -200,12 +206,12 @@ def test_a_forgotten_worker_is_not_admitted_again(
 def errors_on_both_sides(
     group: TransportGroup, first: dict[str, Any], second: dict[str, Any]
 ) -> list[str]:
-    one, two = group.transport(0, **first), group.transport(1, **second)
-    texts = [one.listen(0, "w0"), two.listen(1, "w1")]
+    transport0, transport1 = group.transport(0, **first), group.transport(1, **second)
+    texts = [transport0.listen(0, "w0"), transport1.listen(1, "w1")]
     with pytest.raises(PublicationError) as here:
-        one.learn(1, "w1", texts[1])
+        transport0.learn(1, "w1", texts[1])
     with pytest.raises(PublicationError) as there:
-        two.learn(0, "w0", texts[0])
+        transport1.learn(0, "w0", texts[0])
     return [str(here.value), str(there.value)]
 
 
@@ -237,11 +243,11 @@ def test_an_address_of_an_earlier_group_is_refused(
     old = TransportGroup()
     earlier = old.transport(1, **options).listen(1, "w1")
     old.transports[0].close(0)
-    one = group.transport(0, **options)
-    one.listen(0, "w0")
+    transport0 = group.transport(0, **options)
+    transport0.listen(0, "w0")
 
     with pytest.raises(PublicationError, match="belongs to another group"):
-        one.learn(1, "w1", earlier)
+        transport0.learn(1, "w1", earlier)
 
 
 def test_a_chosen_nonce_does_not_revive_old_addresses(
@@ -265,37 +271,37 @@ def test_a_chosen_nonce_does_not_revive_old_addresses(
 
 def test_a_stale_record_brings_no_call_to_its_port(group: TransportGroup, text: str) -> None:
     """Another process listens at the old address, and it does not have the keys of the old session."""
-    one, old = (group.transport(rank, dynamic=True, secret=text) for rank in range(2))
-    one.listen(0, "w0")
+    transport0, old = (group.transport(rank, dynamic=True, secret=text) for rank in range(2))
+    transport0.listen(0, "w0")
     earlier, port = old.listen(1, "w1"), tcp_port(old)
     old.close(0)
     there = group.transport(1, dynamic=True, secret=text, ports=str(port))
     there.listen(1, "w1")
 
-    one.learn(1, "w1", earlier, rank=1)
+    transport0.learn(1, "w1", earlier, rank=1)
     with contextlib.suppress(TransportError):  # the peer may already be lost
-        send(one, 1, b"hello")
+        send(transport0, 1, b"hello")
 
-    assert received(one)[0] == "lost"
+    assert received(transport0)[0] == "lost"
     assert there._native.receive(0.2) is None
 
 
 def test_two_workers_cannot_have_the_same_key(group: TransportGroup) -> None:
-    one, two = group.transport(0, dynamic=True), group.transport(1, dynamic=True)
-    one.listen(0, "w0")
-    theirs = two.listen(1, "w1")
-    one.learn(1, "w1", theirs, rank=1)
+    transport0, transport1 = group.transport(0, dynamic=True), group.transport(1, dynamic=True)
+    transport0.listen(0, "w0")
+    theirs = transport1.listen(1, "w1")
+    transport0.learn(1, "w1", theirs, rank=1)
     same = theirs.replace('"name":"w1"', '"name":"w2"').replace('"rank":1', '"rank":2')
     same = same.replace('"worker_id":1', '"worker_id":2')
 
     with pytest.raises(PublicationError, match="worker 'w2' has the key of worker 1"):
-        one.learn(2, "w2", same, rank=2)
+        transport0.learn(2, "w2", same, rank=2)
 
 
 def test_an_address_of_another_worker_is_refused(group: TransportGroup, text: str) -> None:
-    one, two = (group.transport(rank, secret=text) for rank in range(2))
-    theirs = two.listen(1, "w1")
-    mine = one.listen(0, "w0")
+    transport0, transport1 = (group.transport(rank, secret=text) for rank in range(2))
+    theirs = transport1.listen(1, "w1")
+    mine = transport0.listen(0, "w0")
 
     for peer, name, address, rank in (
         (2, "w1", theirs, 1),
@@ -304,7 +310,7 @@ def test_an_address_of_another_worker_is_refused(group: TransportGroup, text: st
         (1, "w1", mine, 1),
     ):
         with pytest.raises(PublicationError, match="is that of worker"):
-            one.learn(peer, name, address, rank=rank)
+            transport0.learn(peer, name, address, rank=rank)
 
 
 def test_the_error_for_invalid_settings_names_the_worker(
@@ -325,11 +331,11 @@ def test_the_error_for_invalid_settings_names_the_worker(
 
 
 def test_by_default_only_this_host_can_connect(group: TransportGroup) -> None:
-    one = group.transport()
-    one.listen(0, "w0")
+    transport0 = group.transport()
+    transport0.listen(0, "w0")
 
-    assert one.metrics()["zeromq.listens_on"].startswith("tcp://127.0.0.1:")
-    assert listens(tcp_port(one))
+    assert transport0.metrics()["zeromq.listens_on"].startswith("tcp://127.0.0.1:")
+    assert listens(tcp_port(transport0))
 
 
 def test_the_port_is_a_free_one_of_the_range(group: TransportGroup) -> None:
@@ -337,10 +343,10 @@ def test_the_port_is_a_free_one_of_the_range(group: TransportGroup) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         first = taken.getsockname()[1]
-        one = group.transport(0, ports=f"{first}-{first + 20}")
-        one.listen(0, "w0")
+        transport0 = group.transport(0, ports=f"{first}-{first + 20}")
+        transport0.listen(0, "w0")
 
-        assert first < tcp_port(one) <= first + 20
+        assert first < tcp_port(transport0) <= first + 20
 
 
 def test_a_range_without_a_free_port_is_an_error(group: TransportGroup) -> None:
@@ -374,13 +380,13 @@ def test_close_leaves_no_file_thread_or_port(group: TransportGroup) -> None:
         transport.close(0)
     files, threads = open_files(), threading.active_count()
 
-    one, two = TransportGroup().start()
-    send(one, 1, b"hello")
-    received(two)
-    folder = Path(one.metrics()["zeromq.unix_socket"]).parent
-    port = tcp_port(one)
+    transport0, transport1 = TransportGroup().start()
+    send(transport0, 1, b"hello")
+    received(transport1)
+    folder = Path(transport0.metrics()["zeromq.unix_socket"]).parent
+    port = tcp_port(transport0)
     assert folder.exists()
-    for transport in (one, two):
+    for transport in (transport0, transport1):
         transport.close(0)
         transport.close(0)
 
@@ -410,14 +416,14 @@ def test_a_failed_start_leaves_no_file_open(
 
 
 def test_a_closed_transport_is_garbage_collected(group: TransportGroup) -> None:
-    one = group.transport()
-    one.on_unknown_key = lambda key, held=one: held.metrics()
-    one.listen(0, "w0")
-    gone = weakref.ref(one)
+    transport0 = group.transport()
+    transport0.on_unknown_key = lambda key, held=transport0: held.metrics()
+    transport0.listen(0, "w0")
+    gone = weakref.ref(transport0)
 
-    one.close(0)
+    transport0.close(0)
     group.transports.clear()
-    del one
+    del transport0
     gc.collect()
 
     assert gone() is None
@@ -463,9 +469,11 @@ def test_logs_attributes_and_metrics_hide_the_secret(
     group: TransportGroup, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    one, two = group.start(secret=text)
+    transport0, transport1 = group.start(secret=text)
 
-    seen = " ".join([caplog.text, repr(vars(one)), repr(vars(two)), repr(one.metrics())])
+    seen = " ".join(
+        [caplog.text, repr(vars(transport0)), repr(vars(transport1)), repr(transport0.metrics())]
+    )
 
     assert text.removeprefix(secret.PREFIX)[:20] not in seen
     published = group.transport(0, secret=text).listen(0, "w0")
@@ -529,8 +537,8 @@ def meet(hosts: Any, init_method: str, *environs: dict[str, str]) -> list[str]:
 def test_workers_with_a_secret_communicate_between_hosts(
     two_hosts: Any, text: str, family: str
 ) -> None:
-    one, _ = two_hosts
-    address = one.four if family == "four" else f"[{one.six}]"
+    host0, _ = two_hosts
+    address = host0.four if family == "four" else f"[{host0.six}]"
     environ = {"RPC_BACKENDS_ZEROMQ_SECRET": text, "RPC_BACKENDS_ZEROMQ_UNIX_SOCKETS": "0"}
 
     greetings = meet(two_hosts, f"tcp://{address}:29500", environ, environ)
@@ -554,14 +562,14 @@ def test_workers_communicate_over_link_local_addresses(two_hosts: Any, text: str
 
 
 def link_local(host: Any) -> str:
-    found: str = host.run(
+    address: str = host.run(
         """
 import json
 from rpc_backends_core.spi import interfaces
 print(json.dumps([i.address for i in interfaces() if i.address.startswith("fe80")][0]))
 """
     )
-    return found
+    return address
 
 
 def test_containers_with_a_shared_folder_use_unix_sockets(two_hosts: Any) -> None:
@@ -570,10 +578,10 @@ def test_containers_with_a_shared_folder_use_unix_sockets(two_hosts: Any) -> Non
 
 
 def test_without_a_secret_a_start_on_another_host_fails(two_hosts: Any) -> None:
-    one, two = two_hosts
+    host0, host1 = two_hosts
     with Workers(1) as workers:
-        workers.run(enter, two)
-        [failure] = workers.errors(listen, f"tcp://{one.four}:29500", {})
+        workers.run(enter, host1)
+        [failure] = workers.errors(listen, f"tcp://{host0.four}:29500", {})
 
     assert failure.kinds[0] == ExposureError.__name__
     assert "worker 'w0' cannot start: it would listen on" in failure.text
@@ -581,14 +589,14 @@ def test_without_a_secret_a_start_on_another_host_fails(two_hosts: Any) -> None:
 
 
 def test_workers_on_a_trusted_network_need_no_secret(two_hosts: Any) -> None:
-    one, _ = two_hosts
+    host0, _ = two_hosts
     environ = {
         "RPC_BACKENDS_ZEROMQ_TRUSTED_NETWORK": "1",
         "RPC_BACKENDS_ZEROMQ_UNIX_SOCKETS": "0",
         "RPC_BACKENDS_ZEROMQ_ENCRYPTION": "0",
     }
 
-    greetings = meet(two_hosts, f"tcp://{one.four}:29500", environ, environ)
+    greetings = meet(two_hosts, f"tcp://{host0.four}:29500", environ, environ)
 
     assert greetings == ["hello from 1", "hello from 0"]
 
@@ -611,7 +619,7 @@ def test_a_stranger_with_its_own_key_is_refused(
     group: TransportGroup, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "rpc_backends.zeromq")
-    one, _ = group.start(secret=text)
+    transport0, _ = group.start(secret=text)
     public, private = make_keys()
     stranger = Transport(
         public_key=public,
@@ -621,16 +629,16 @@ def test_a_stranger_with_its_own_key_is_refused(
     )
     try:
         stranger.start(1)
-        stranger.learn(0, f"tcp://127.0.0.1:{tcp_port(one)}", one._public_key)
+        stranger.learn(0, f"tcp://127.0.0.1:{tcp_port(transport0)}", transport0._public_key)
         stranger.send(0, [b"pickle"], False)
         until = time.monotonic() + SOON
-        while one.metrics()["zeromq.refused"] == "0":
+        while transport0.metrics()["zeromq.refused"] == "0":
             assert time.monotonic() < until, "the stranger is not refused"
-            assert one._native.receive(0.01) is None
-        assert one._native.receive(0.1) is None
+            assert transport0._native.receive(0.01) is None
+        assert transport0._native.receive(0.1) is None
     finally:
         stranger.close(0)
 
-    one.close(0)
+    transport0.close(0)
     assert "refused a connection: 127.0.0.1" in caplog.text
     assert public.decode() in caplog.text

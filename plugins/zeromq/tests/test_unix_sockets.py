@@ -55,11 +55,11 @@ def test_the_folder_is_private_to_its_user(runtime: Path) -> None:
 
 
 def test_each_worker_has_its_own_folder(runtime: Path) -> None:
-    one, two = SocketFolder(environ(runtime)), SocketFolder(environ(runtime))
+    first, second = SocketFolder(environ(runtime)), SocketFolder(environ(runtime))
 
-    assert one.socket != two.socket
-    one.remove()
-    two.remove()
+    assert first.socket != second.socket
+    first.remove()
+    second.remove()
 
 
 def test_remove_leaves_no_file_and_no_descriptor(runtime: Path) -> None:
@@ -197,11 +197,11 @@ def test_a_folder_that_another_worker_looks_at_is_made_anew(
 
 
 def test_foreign_folders_are_not_removed(runtime: Path) -> None:
-    full, other = (runtime / name for name in ("rpc-zmq-full", "other"))
-    for folder in (full, other):
+    full, not_ours = (runtime / name for name in ("rpc-zmq-full", "other"))
+    for folder in (full, not_ours):
         folder.mkdir()
     (full / "data").write_text("precious")
-    (runtime / "rpc-zmq-link").symlink_to(other)
+    (runtime / "rpc-zmq-link").symlink_to(not_ours)
     (runtime / "rpc-zmq-file").write_text("")
 
     unix_sockets.sweep(environ(runtime))

@@ -1,4 +1,4 @@
-"""Validating what is read from a store: anybody who can reach the store can write to it.
+"""Validating what is read from a store: every process that can reach the store can write to it.
 
 The size of a value is checked before it is parsed, and its form afterwards; errors name the key. The
 read itself has no limit: torch's stores return a whole value, however long.

@@ -53,7 +53,7 @@ _KIND = re.compile(rb"dynamic|static/[1-9][0-9]{0,8}")
 _MIXED = (
     "RPC group mixes statically and dynamically initialized members which is not supported. "
     "This worker ({name!r}, rank {rank}) asks for a {wanted} group, but the group on the store is "
-    "{found}. Pass world_size to all workers or to none."
+    "{stored}. Pass world_size to all workers or to none."
 )
 
 
@@ -342,8 +342,8 @@ class _Arrival:
         """
         key = f"{g}/terms"
         mine = {"who": f"{self._name!r} (rank {self._rank})", "terms": self._terms}
-        found = self._store.compare_set(key, "", json.dumps(mine))
-        first: Any = parsed(key, found)
+        agreed = self._store.compare_set(key, "", json.dumps(mine))
+        first: Any = parsed(key, agreed)
         if first == mine:
             return
         who = checked(key, first, lambda value: str(value["who"]))
@@ -412,7 +412,7 @@ class _Arrival:
     def _refuse_mixing(self, wanted: str, stored: str) -> None:
         wanted, stored = wanted.partition("/")[0], stored.partition("/")[0]
         raise GroupError(
-            _MIXED.format(name=self._name, rank=self._rank, wanted=wanted, found=stored)
+            _MIXED.format(name=self._name, rank=self._rank, wanted=wanted, stored=stored)
         )
 
     def _over(self, g: int) -> bool:

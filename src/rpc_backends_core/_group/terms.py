@@ -76,19 +76,19 @@ def disagreement(terms: Mapping[str, Mapping[str, GroupTerm]]) -> str | None:
     """
     if not any(term.demand for each in terms.values() for term in each.values()):
         return None
-    for asking, other in permutations(terms, 2):
+    for asking, asked in permutations(terms, 2):
         for name, wanted in terms[asking].items():
-            theirs = terms[other].get(name)
+            theirs = terms[asked].get(name)
             if not wanted.demand:
                 continue
             if theirs is None:
                 return (
-                    f"RPC worker {other} has no {name}, and {asking} requires one of all members. "
+                    f"RPC worker {asked} has no {name}, and {asking} requires one of all members. "
                     f"{wanted.remedy}"
                 )
             if wanted.demand == "same" and theirs.state != wanted.state:
                 return (
-                    f"RPC worker {other} has another {name} ({theirs.state}) than {asking} "
+                    f"RPC worker {asked} has another {name} ({theirs.state}) than {asking} "
                     f"({wanted.state}), which requires the same of all members. {wanted.remedy}"
                 )
     return None

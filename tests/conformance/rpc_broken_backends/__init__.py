@@ -47,10 +47,10 @@ def all_broken() -> dict[str, Broken]:
     """Return every broken backend by name."""
     from rpc_broken_backends import agents, calls, data, life, others, over_transports
 
-    found: dict[str, Broken] = {}
+    broken: dict[str, Broken] = {}
     for module in (agents, calls, data, life, others, over_transports):
-        found.update(module.BROKEN)
-    return found
+        broken.update(module.BROKEN)
+    return broken
 
 
 def all_backends() -> dict[str, Backend]:

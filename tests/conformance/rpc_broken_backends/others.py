@@ -84,8 +84,8 @@ def _metrics_raise() -> Backend:
         def get_metrics() -> dict[str, str]:
             # The backend itself reads these metrics when it leaves: it waits for active calls.
             if sys._getframe(1).f_globals["__name__"].startswith("rpc_backend_"):
-                found: dict[str, str] = measure()
-                return found
+                metrics: dict[str, str] = measure()
+                return metrics
             raise NotImplementedError("this backend counts nothing")
 
         agent.get_metrics = get_metrics

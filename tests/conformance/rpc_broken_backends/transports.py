@@ -311,8 +311,8 @@ class FindsBeforeItLoses(_Reporting):
 class LosesAllPeersAtOnce(_Reporting):
     class Inbox(_Inbox):
         def lost(self, peer: int, reason: str) -> None:
-            for one in (1, 2):
-                super().lost(one, reason)
+            for lost_peer in (1, 2):
+                super().lost(lost_peer, reason)
 
 
 @breaks("test_nothing_twice_after_a_cut", "send(1")

@@ -145,16 +145,17 @@ enum AnswerType : int32_t {
 // each kind at most.
 std::string answer_problem(int32_t type, std::string_view payload, const PickleLimits& limits) {
   for (int wrappers = 0; type == kForwardAutogradAnswer || type == kProfilingAnswer; ++wrappers) {
-    const auto found = type == kForwardAutogradAnswer ? read_autograd_wrapper(payload) : read_profiling_answer(payload);
-    if (!found || wrappers == 2) {
+    const auto wrapper =
+        type == kForwardAutogradAnswer ? read_autograd_wrapper(payload) : read_profiling_answer(payload);
+    if (!wrapper || wrappers == 2) {
       return "the wrapper of its answer has another form than torch's";
     }
-    std::string problem = torch_pickle_problem(found->pickle, limits);
+    std::string problem = torch_pickle_problem(wrapper->pickle, limits);
     if (!problem.empty()) {
       return problem;
     }
-    type = found->type;
-    payload = found->payload;
+    type = wrapper->type;
+    payload = wrapper->payload;
   }
   const bool is_pickle = type == kScriptReturn || type == kRemoteReturn || type == kScriptRRefFetchReturn ||
                          type == kPythonRRefFetchReturn;

@@ -159,14 +159,14 @@ std::optional<Wrapped> read_autograd_wrapper(std::string_view payload) {
 InspectedRequest unwrap(int32_t type, std::string_view payload) {
   InspectedRequest request{type, {}, payload};
   while (request.type == kForwardAutogradRequest || request.type == kRunWithProfilingRequest) {
-    const auto found = request.type == kForwardAutogradRequest ? read_autograd_wrapper(request.payload)
-                                                               : read_profiling_wrapper(request.payload);
-    if (!found) {
+    const auto wrapper = request.type == kForwardAutogradRequest ? read_autograd_wrapper(request.payload)
+                                                                 : read_profiling_wrapper(request.payload);
+    if (!wrapper) {
       break;
     }
     request.wrappers.push_back(request.type);
-    request.type = found->type;
-    request.payload = found->payload;
+    request.type = wrapper->type;
+    request.payload = wrapper->payload;
   }
   return request;
 }

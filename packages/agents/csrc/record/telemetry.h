@@ -63,7 +63,7 @@ class Telemetry {
 
   // Returns the sampled spans that have ended since the last call.
   std::vector<EndedSpan> take_spans();
-  // Sampled spans that were lost because nobody took them.
+  // Sampled spans that were lost because no exporter took them in time.
   uint64_t lost_spans() const { return lost_spans_; }
   std::vector<std::pair<Key, const Series*>> series() const;
 

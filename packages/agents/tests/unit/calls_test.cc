@@ -147,10 +147,10 @@ TEST_F(CallsTest, AnAnswerBeforeTheFailureWins) {
 
 TEST_F(CallsTest, APeerTakesItsOwnCallsWithIt) {
   add(call_to(1));
-  const uint64_t other = add(call_to(2));
+  const uint64_t call_to_2 = add(call_to(2));
   add(call_to(1));
   EXPECT_EQ(calls.take_all(1).size(), 2U);
-  EXPECT_TRUE(calls.take(other, 2));
+  EXPECT_TRUE(calls.take(call_to_2, 2));
   add(call_to(3));
   EXPECT_EQ(calls.take_all().size(), 1U);
   EXPECT_EQ(calls.unanswered_bytes(), 0U);

@@ -75,8 +75,8 @@ TEST_F(RequestPolicyTest, WrappersAreReadInTorchsFormOnly) {
   EXPECT_EQ(policy_.refusal("trainer0", kForwardAutogradRequest, in_autograd(inner, "M\x02\x01"s)), "");
   EXPECT_NE(policy_.refusal("trainer0", kForwardAutogradRequest, in_autograd(call("os", "system"), "M\x02\x01"s)), "");
   // Torch would take 0x102 from this, and a reader of the first number 0x106.
-  const std::string other = in_autograd(inner, "M\x06\x01"s + "0M\x02\x01"s);
-  EXPECT_NE(policy_.refusal("trainer0", kForwardAutogradRequest, other).find("another form than torch's"),
+  const std::string changed = in_autograd(inner, "M\x06\x01"s + "0M\x02\x01"s);
+  EXPECT_NE(policy_.refusal("trainer0", kForwardAutogradRequest, changed).find("another form than torch's"),
             std::string::npos);
   const std::string twice = in_autograd(in_autograd(inner, "M\x02\x01"s), "M\x0f\x01"s);
   EXPECT_NE(policy_.refusal("trainer0", kForwardAutogradRequest, twice), "");

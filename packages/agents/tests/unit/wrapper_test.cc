@@ -33,17 +33,17 @@ std::string replaced(std::string text, const std::string& old, const std::string
 TEST(WrapperTest, WhatTorchWritesIsRead) {
   for (const std::string& pickle : {kAutograd, kLongIds, kDevices}) {
     const std::string payload = around(pickle);
-    const auto found = read_autograd_wrapper(payload);
-    ASSERT_TRUE(found);
-    EXPECT_EQ(found->type, 258);
-    EXPECT_EQ(found->payload, "X");
+    const auto wrapper = read_autograd_wrapper(payload);
+    ASSERT_TRUE(wrapper);
+    EXPECT_EQ(wrapper->type, 258);
+    EXPECT_EQ(wrapper->payload, "X");
     EXPECT_FALSE(read_profiling_wrapper(payload));
   }
   const std::string payload = around(kProfiling);
-  const auto found = read_profiling_wrapper(payload);
-  ASSERT_TRUE(found);
-  EXPECT_EQ(found->type, 258);
-  EXPECT_EQ(found->payload, "X");
+  const auto wrapper = read_profiling_wrapper(payload);
+  ASSERT_TRUE(wrapper);
+  EXPECT_EQ(wrapper->type, 258);
+  EXPECT_EQ(wrapper->payload, "X");
   EXPECT_FALSE(read_autograd_wrapper(payload));
 }
 
@@ -78,9 +78,9 @@ TEST(WrapperTest, NoOtherByteIsAccepted) {
     for (int byte = 0; byte < 256; ++byte) {
       std::string mutant = payload;
       mutant[at] = static_cast<char>(byte);
-      const auto found = read_autograd_wrapper(mutant);
-      if (found && mutant.compare(4, 4, payload, 4, 4) == 0) {
-        EXPECT_EQ(found->type, 258) << at;
+      const auto wrapper = read_autograd_wrapper(mutant);
+      if (wrapper && mutant.compare(4, 4, payload, 4, 4) == 0) {
+        EXPECT_EQ(wrapper->type, 258) << at;
       }
     }
     (void)read_autograd_wrapper(std::string_view(payload).substr(0, at));

@@ -80,11 +80,11 @@ def curve(ordered: Sequence[float]) -> list[tuple[float, float]]:
 
 def pairs(ours: Sequence[Point], reference: Sequence[Point]) -> list[list[tuple[float, float]]]:
     """Return the pairs of values from rounds that both have: a list for each process set."""
-    other = {(number, turn): value for number, turn, value in reference}
+    of_reference = {(number, turn): value for number, turn, value in reference}
     sets: dict[int, list[tuple[float, float]]] = {}
     for number, turn, value in ours:
-        if (number, turn) in other:
-            sets.setdefault(number, []).append((value, other[number, turn]))
+        if (number, turn) in of_reference:
+            sets.setdefault(number, []).append((value, of_reference[number, turn]))
     return list(sets.values())
 
 
@@ -127,7 +127,7 @@ def ratio(
     :param drawn: the result of :func:`bootstrap_ratios` for the same points, if already computed.
     """
     flat = [pair for group in pairs(ours, reference) for pair in group]
-    if not flat or any(other <= 0 for _, other in flat):
+    if not flat or any(denominator <= 0 for _, denominator in flat):
         return None
     drawn = bootstrap_ratios(ours, reference) if drawn is None else drawn
     tail = (1 - confidence) / 2 * 100

@@ -42,12 +42,12 @@ def check(backend: str, limit: float) -> Finding:
     return Finding("problem", backend, text, data)
 
 
-def _well(backend: str, data: dict[str, Any], other: dict[str, Any]) -> Finding:
+def _well(backend: str, data: dict[str, Any], theirs: dict[str, Any]) -> Finding:
     if "required" in data:
         text = f"not tested: it requires the options {', '.join(data['required'])}"
         return Finding("note", backend, text, data)
     # The faster worker waited while the other one imported torch.
-    data["start_seconds"] = min(data["start_seconds"], other["start_seconds"])
+    data["start_seconds"] = min(data["start_seconds"], theirs["start_seconds"])
     text = (
         f"{seconds(data['median_call_seconds'])} a call, "
         f"first {seconds(data['first_call_seconds'])}, start {seconds(data['start_seconds'])}"

@@ -136,7 +136,9 @@ def _page(name: str) -> Page:
     # A backend may also declare capabilities that this project does not know.
     commitments = {str(name): text for name, text in COMMITMENTS.items()}
     others = [
-        other for other in records() if other.name == record.name and other.state == "shadowed"
+        candidate
+        for candidate in records()
+        if candidate.name == record.name and candidate.state == "shadowed"
     ]
     return Page(
         record.name,
@@ -152,7 +154,7 @@ def _page(name: str) -> Page:
         options_of(backend),
         {name: commitments.get(name, "") for name in sorted(backend.capabilities)},
         {field: _path(handler) for field, handler in backend.value._asdict().items()},
-        [origin(other) for other in others],
+        [origin(shadowed) for shadowed in others],
     )
 
 

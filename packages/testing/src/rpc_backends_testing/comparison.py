@@ -123,9 +123,9 @@ def _dense_difference(want: torch.Tensor, got: torch.Tensor, where: str) -> Diff
         if want.qscheme() != got.qscheme():
             return _plain(want.qscheme(), got.qscheme(), f"{where}.qscheme()")
         if want.qscheme() is torch.per_tensor_affine:
-            scale, other = ((each.q_scale(), each.q_zero_point()) for each in (want, got))
-            if scale != other:
-                return _plain(scale, other, f"{where} scale and zero point")
+            want_scale, got_scale = ((each.q_scale(), each.q_zero_point()) for each in (want, got))
+            if want_scale != got_scale:
+                return _plain(want_scale, got_scale, f"{where} scale and zero point")
         return _dense_difference(want.int_repr(), got.int_repr(), f"{where}.int_repr()")
     wanted, actual = _bytes(want), _bytes(got)
     if torch.equal(wanted, actual):

@@ -173,7 +173,7 @@ class _Interrupts:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Handle the signals, unless someone else does."""
+        """Handle the signals, unless the program has set other handlers."""
         before: dict[int, Any] = {}
         if any(item.get_closest_marker(_REQUIREMENT) for item in session.items):
             usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}

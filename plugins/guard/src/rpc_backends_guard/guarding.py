@@ -117,11 +117,11 @@ def _unknown(policy: Policy, worker: str) -> list[str]:
 
 def _find_operator(name: str) -> None:
     operator, _, overload = name.partition(".")
-    found = torch_internals.overloads(operator)
-    if not found:
+    overloads = torch_internals.overloads(operator)
+    if not overloads:
         raise LookupError("torch has no such operator")
-    if overload and overload not in found:
-        known = ", ".join(filter(None, found))
+    if overload and overload not in overloads:
+        known = ", ".join(filter(None, overloads))
         raise LookupError(
             f"the operator has no such overload; it has {known or 'none with a name'}"
         )

@@ -143,8 +143,8 @@ def _note_all(
             )
         elif called not in {names.TYPE_OF, names.GATHERS, names.BROADCASTS, None}:
             note(caller, "functions", str(called))
-        found, kinds = _inside(passed, {id(real) for real in unpickling.named.values()})
-        for argument in found:
+        callables, kinds = _inside(passed, {id(real) for real in unpickling.named.values()})
+        for argument in callables:
             matching = [name for name, real in unpickling.named.items() if real is argument]
             is_made = argument in kinds  # then it is one of the types, too
             note(caller, "references", names.canonical(matching[-1]))
@@ -164,7 +164,7 @@ def _inside(values: list[Any], named: set[int]) -> tuple[list[Any], set[Any]]:
 
     :param named: the ids of what the pickle has named.
     """
-    found: dict[int, Any] = {}
+    callables: dict[int, Any] = {}
     kinds: set[Any] = set()
     seen: set[int] = set()
     stack = list(values)
@@ -174,11 +174,11 @@ def _inside(values: list[Any], named: set[int]) -> tuple[list[Any], set[Any]]:
             continue
         seen.add(id(value))
         if callable(value) and id(value) in named:
-            found[id(value)] = value
+            callables[id(value)] = value
         elif id(type(value)) in named or type(value) in _CONTAINERS:
             kinds.add(type(value))
             stack += [each for each in gc.get_referents(value) if each is not type(value)]
-    return list(found.values()), kinds
+    return list(callables.values()), kinds
 
 
 class _Noted:
@@ -290,7 +290,9 @@ def missing(wanted: Policy, policy: Policy) -> list[str]:
         for peer in rule.peers:
             permitted = policy.rules_for(None if peer == EVERY else peer)
             for kind in KINDS:
-                have = {entry for other in permitted for entry in getattr(other, kind)}
+                have = {
+                    entry for permitted_rule in permitted for entry in getattr(permitted_rule, kind)
+                }
                 if kind == "operators":
                     lines += [
                         f"{kind} of {peer}: {entry}"

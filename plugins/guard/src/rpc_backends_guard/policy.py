@@ -266,9 +266,9 @@ class _Reader:
         )
 
     def _rules(self, parsed: dict[str, Any]) -> list[Any]:
-        found = parsed.get("rule", [])
-        if type(found) is list:
-            return found
+        entries = parsed.get("rule", [])
+        if type(entries) is list:
+            return entries
         self._problem(
             "rule", "is no list of rules; write [[rule]], with two brackets, above each rule"
         )

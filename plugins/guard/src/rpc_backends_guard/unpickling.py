@@ -160,9 +160,9 @@ def _stand_in(values: Iterable[Any], made: set[type]) -> Any:
 
 
 def _check_arguments(arguments: tuple[Any, ...], keywords: dict[str, Any], made: set[type]) -> None:
-    found = _stand_in((*arguments, *keywords.values()), made)
-    if found is not None:
-        name = _written(found)
+    stand_in = _stand_in((*arguments, *keywords.values()), made)
+    if stand_in is not None:
+        name = _written(stand_in)
         raise GuardError(
             f"it passes {name!r} to a class or a function while it is unpickled", "types", name
         )
@@ -315,9 +315,9 @@ class Unpickled:
         if type(value) not in STAND_INS and _stand_in((value,), self._made) is None:
             return value
         placed = self._placed(value, find, {})
-        found = _stand_in((placed,), self._made)
-        if found is not None:
-            name = _written(found)
+        stand_in = _stand_in((placed,), self._made)
+        if stand_in is not None:
+            name = _written(stand_in)
             raise GuardError(
                 f"it holds {name!r} where a function or a class cannot be put", "references", name
             )
@@ -405,9 +405,9 @@ def unpickle(data: bytes, known: Names, problem: str) -> Unpickled:
     return Unpickled(value, unpickler.references, known.made)
 
 
-def _unlisted(found: list[str]) -> GuardError:
+def _unlisted(unlisted: list[str]) -> GuardError:
     """Return the error for a value of a class, or of one of some, that `types` does not list."""
-    written = [names.canonical(name) for name in found]
+    written = [names.canonical(name) for name in unlisted]
     if len(written) == 1:
         text = f"`types` does not list {written[0]!r}, of which it makes a value"
         return GuardError(text, "types", written[0])

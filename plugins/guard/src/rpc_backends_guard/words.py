@@ -150,26 +150,26 @@ def _explain_rule(rule: Rule) -> Iterable[str]:
 
 def warnings(policy: Policy) -> list[str]:
     """Return the entries that give everything away, or more than they seem to."""
-    found = []
+    texts = []
     for rule in policy.rules:
         for name in (*rule.functions, *rule.references, *rule.methods):
             if _gives_away(name):
-                found.append(f"{name} lets its caller run anything. Remove it.")
+                texts.append(f"{name} lets its caller run anything. Remove it.")
         for name in rule.operators:
             if harm := _OPERATORS.get(name.partition(".")[0]):
-                found.append(f"{name} {harm}. Remove it.")
+                texts.append(f"{name} {harm}. Remove it.")
         if "*" in rule.peers and (rule.functions or rule.methods):
-            found.append("a rule for '*' holds for every member; name the workers that need it.")
+            texts.append("a rule for '*' holds for every member; name the workers that need it.")
     for name in policy.types:
         if name in _OF_ANY_SIZE:
-            found.append(f"{name} in `types` lets a message make values of any size. Remove it.")
+            texts.append(f"{name} in `types` lets a message make values of any size. Remove it.")
         elif _gives_away(name):
-            found.append(f"{name} in `types` lets a message run anything. Remove it.")
+            texts.append(f"{name} in `types` lets a message run anything. Remove it.")
         elif reason := _reduces(name):
-            found.append(f"{name} {reason}. Check what it does with values that a peer chooses.")
+            texts.append(f"{name} {reason}. Check what it does with values that a peer chooses.")
     if not policy.enforces:
-        found.append("mode is 'warn': nothing is refused.")
-    return list(dict.fromkeys(found))
+        texts.append("mode is 'warn': nothing is refused.")
+    return list(dict.fromkeys(texts))
 
 
 def _gives_away(name: str) -> bool:

@@ -95,7 +95,9 @@ class Durations:
             buckets, sum_us = series["buckets"], series["sum_us"]
             if key in rows:  # workers that had the same name
                 known, known_us = rows[key]
-                buckets = [count + other for count, other in zip(buckets, known, strict=True)]
+                buckets = [
+                    count + known_count for count, known_count in zip(buckets, known, strict=True)
+                ]
                 sum_us += known_us
             rows[key] = (buckets, sum_us)
         return rows

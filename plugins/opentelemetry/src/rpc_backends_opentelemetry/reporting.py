@@ -87,7 +87,7 @@ class Reporter:
             self._thread.join()
         self._find_providers()
         self._export()
-        # Exporters try again for longer if nobody listens.
+        # Exporters try again for longer if no collector listens.
         flushing = threading.Thread(target=_flush, name="rpc-opentelemetry-flush", daemon=True)
         flushing.start()
         flushing.join(_FLUSH)

@@ -24,8 +24,8 @@ _ON_META = re.compile(r"found tensor on device:? ?meta")
 
 def warn_if_open(agent: Any) -> None:
     """Log a warning if other hosts can reach a worker that has started."""
-    found = _LISTENING.search(agent.address or "")
-    if found is None or is_loopback(found["address"]):
+    match = _LISTENING.search(agent.address or "")
+    if match is None or is_loopback(match["address"]):
         return
     logger.warning(
         "RPC worker %r listens on %s without authentication: TENSORPIPE has none, so every process that "
@@ -34,7 +34,7 @@ def warn_if_open(agent: Any) -> None:
         "RPC_BACKENDS_ZEROMQ_SECRET_FILE); or, on one host, let it listen on the loopback interface "
         "(TP_SOCKET_IFNAME=lo). RPC_BACKENDS_REQUIRE_AUTH=1 refuses backends without authentication.",
         agent.engine.name,
-        found["address"],
+        match["address"],
     )
 
 

@@ -217,8 +217,8 @@ def transports_between_two(here: Settings) -> str:
             )
             two.append(transport)
             transport.start(worker, bytes(32))
-        for worker, other in ((0, 1), (1, 0)):
-            two[worker].learn(other, two[other].address(), proofs[worker], proofs[other])
+        for worker, peer in ((0, 1), (1, 0)):
+            two[worker].learn(peer, two[peer].address(), proofs[worker], proofs[peer])
         two[0].send(1, [b""], False)
         for _ in range(int(_TIMEOUT / 0.05)):
             for transport in two:

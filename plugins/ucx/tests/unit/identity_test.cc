@@ -28,73 +28,75 @@ bool contains(const std::string& text, const std::string& part) {
 
 struct IdentityTest : testing::Test {
   Authority authority;
-  Identity one{authority.certify({"DNS:worker1"})}, two{authority.certify({"DNS:worker2"})};
+  Identity identity1{authority.certify({"DNS:worker1"})}, identity2{authority.certify({"DNS:worker2"})};
 };
 
 TEST_F(IdentityTest, AProofNamesTheOwnerOfTheCertificate) {
-  const auto first = two.check(one.prove("hello", kUnknown), "hello", false);
+  const auto first = identity2.check(identity1.prove("hello", kUnknown), "hello", false);
   EXPECT_EQ(first.subject.identity, "worker1");
-  const auto second = one.check(two.prove("hello too", first.certificates), "hello too", false);
+  const auto second = identity1.check(identity2.prove("hello too", first.certificates), "hello too", false);
   EXPECT_EQ(second.subject.identity, "worker2");
 }
 
 TEST_F(IdentityTest, EveryChangedByteIsNoticed) {
-  const std::string proof = one.prove("hello", kUnknown);
+  const std::string proof = identity1.prove("hello", kUnknown);
   for (size_t i = 0; i < proof.size(); ++i) {
     std::string changed = proof;
     changed[i] = static_cast<char>(changed[i] ^ 1);
-    EXPECT_NE(reason(two, changed, "hello", false), "") << "byte " << i;
+    EXPECT_NE(reason(identity2, changed, "hello", false), "") << "byte " << i;
   }
   for (const size_t size : {size_t{0}, size_t{1}, sizeof(Identity::Head), proof.size() - 1}) {
-    EXPECT_NE(reason(two, proof.substr(0, size), "hello", false), "") << size << " bytes";
+    EXPECT_NE(reason(identity2, proof.substr(0, size), "hello", false), "") << size << " bytes";
   }
-  EXPECT_NE(reason(two, proof + "x", "hello", false), "");
+  EXPECT_NE(reason(identity2, proof + "x", "hello", false), "");
 }
 
 TEST_F(IdentityTest, AProofOfAnotherStatementIsNoProof) {
-  EXPECT_TRUE(contains(reason(two, one.prove("hello", kUnknown), "hello too", false), "is not signed with the key"));
+  EXPECT_TRUE(contains(reason(identity2, identity1.prove("hello", kUnknown), "hello too", false),
+                       "is not signed with the key"));
 }
 
 TEST_F(IdentityTest, TheOtherCertificateMustBeOneThatThisWorkerHasShown) {
-  const auto of_one = two.check(one.prove("a", kUnknown), "a", false).certificates;
-  const auto of_two = one.check(two.prove("a", kUnknown), "a", false).certificates;
-  EXPECT_EQ(reason(two, one.prove("a", of_two), "a", true), "");
-  EXPECT_TRUE(contains(reason(two, one.prove("a", of_one), "a", true), "for another certificate"));
-  EXPECT_TRUE(contains(reason(two, one.prove("a", kUnknown), "a", true), "for another certificate"));
-  two.renew(authority.certify({"DNS:worker2"}));
-  EXPECT_EQ(reason(two, one.prove("a", of_two), "a", true), "");  // the other side has seen the former one
+  const auto of_identity1 = identity2.check(identity1.prove("a", kUnknown), "a", false).certificates;
+  const auto of_identity2 = identity1.check(identity2.prove("a", kUnknown), "a", false).certificates;
+  EXPECT_EQ(reason(identity2, identity1.prove("a", of_identity2), "a", true), "");
+  EXPECT_TRUE(contains(reason(identity2, identity1.prove("a", of_identity1), "a", true), "for another certificate"));
+  EXPECT_TRUE(contains(reason(identity2, identity1.prove("a", kUnknown), "a", true), "for another certificate"));
+  identity2.renew(authority.certify({"DNS:worker2"}));
+  EXPECT_EQ(reason(identity2, identity1.prove("a", of_identity2), "a", true),
+            "");  // the other side has seen the former one
 }
 
 TEST_F(IdentityTest, ASignatureBelongsToItsCertificate) {
-  const std::string first = one.prove("a", kUnknown),
+  const std::string first = identity1.prove("a", kUnknown),
                     second = Identity(authority.certify({"DNS:worker1"})).prove("a", kUnknown);
-  Identity::Head head, other;
+  Identity::Head head, second_head;
   std::memcpy(&head, first.data(), sizeof head);
-  std::memcpy(&other, second.data(), sizeof other);
-  Identity::Head mixed = other;
+  std::memcpy(&second_head, second.data(), sizeof second_head);
+  Identity::Head mixed = second_head;
   mixed.signature = head.signature;
   const std::string swapped = std::string(reinterpret_cast<const char*>(&mixed), sizeof mixed) +
-                              second.substr(sizeof other, other.certificates) +
+                              second.substr(sizeof second_head, second_head.certificates) +
                               first.substr(sizeof head + head.certificates);
-  EXPECT_TRUE(contains(reason(two, swapped, "a", false), "is not signed with the key"));
+  EXPECT_TRUE(contains(reason(identity2, swapped, "a", false), "is not signed with the key"));
 }
 
 TEST_F(IdentityTest, CertificatesThatExpiredOrAreOfOthersAreRefused) {
   const Identity expired(authority.certify({"DNS:worker1", -7200, -3600}));
-  EXPECT_TRUE(contains(reason(two, expired.prove("a", kUnknown), "a", false), "certificate has expired"));
+  EXPECT_TRUE(contains(reason(identity2, expired.prove("a", kUnknown), "a", false), "certificate has expired"));
   const Identity foreign(Authority("another").certify({"DNS:worker1"}));
-  EXPECT_TRUE(contains(reason(two, foreign.prove("a", kUnknown), "a", false), "is not accepted"));
-  EXPECT_EQ(reason(two, "", "a", false), "it shows no certificate");
+  EXPECT_TRUE(contains(reason(identity2, foreign.prove("a", kUnknown), "a", false), "is not accepted"));
+  EXPECT_EQ(reason(identity2, "", "a", false), "it shows no certificate");
 }
 
 TEST_F(IdentityTest, RevokedCertificatesAreRefused) {
-  const std::string proof = one.prove("a", kUnknown);
-  two.revoke({"worker1"});
-  EXPECT_TRUE(contains(reason(two, proof, "a", false), "is revoked"));
-  two.revoke({"7"});  // their number
-  EXPECT_TRUE(contains(reason(two, proof, "a", false), "is revoked"));
-  two.revoke({});
-  EXPECT_EQ(reason(two, proof, "a", false), "");
+  const std::string proof = identity1.prove("a", kUnknown);
+  identity2.revoke({"worker1"});
+  EXPECT_TRUE(contains(reason(identity2, proof, "a", false), "is revoked"));
+  identity2.revoke({"7"});  // their number
+  EXPECT_TRUE(contains(reason(identity2, proof, "a", false), "is revoked"));
+  identity2.revoke({});
+  EXPECT_EQ(reason(identity2, proof, "a", false), "");
 }
 
 TEST_F(IdentityTest, ALongProofIsRefusedBeforeItIsRead) {
@@ -107,16 +109,16 @@ TEST_F(IdentityTest, ALongProofIsRefusedBeforeItIsRead) {
 }
 
 TEST_F(IdentityTest, OnlyTheSameIdentityCanBeRenewed) {
-  EXPECT_THROW(two.renew(authority.certify({"DNS:worker1"})), TransportError);
+  EXPECT_THROW(identity2.renew(authority.certify({"DNS:worker1"})), TransportError);
 }
 
 TEST(ConnectionKeyStatements, TheTwoSidesOfAConnectionStateDifferentThings) {
-  const ConnectionKey key({1, 2, 3, 4}), other({1, 2, 3, 5});
+  const ConnectionKey key({1, 2, 3, 4}), other_key({1, 2, 3, 5});
   const auto proof = key.prove(5, 1, "");
   EXPECT_NE(key.connector_states(proof, ""), key.receiver_states(proof));  // no reflection
   EXPECT_NE(key.connector_states(proof, "a"), key.connector_states(proof, "b"));
   EXPECT_NE(key.receiver_states(proof), key.receiver_states(key.prove(5, 2, "")));
-  EXPECT_NE(key.receiver_states(proof), other.receiver_states(proof));  // another group
+  EXPECT_NE(key.receiver_states(proof), other_key.receiver_states(proof));  // another group
 }
 
 // --- links -----------------------------------------------------------------------------------------
@@ -133,12 +135,12 @@ struct Member {
   }
 
   // Learns a worker that has this identity.
-  void learn(const WorkerOf& other, const std::string& identity) {
-    Credentials made = credentials(id, other.id);
+  void learn(const WorkerOf& peer, const std::string& identity) {
+    Credentials made = credentials(id, peer.id);
     made.identity = identity;
-    made.our_statement = "from " + std::to_string(id) + " to " + std::to_string(other.id);
-    made.their_statement = "from " + std::to_string(other.id) + " to " + std::to_string(id);
-    worker->transport->learn_address(other.id, other.transport->address(), made);
+    made.our_statement = "from " + std::to_string(id) + " to " + std::to_string(peer.id);
+    made.their_statement = "from " + std::to_string(peer.id) + " to " + std::to_string(id);
+    worker->transport->learn_address(peer.id, peer.transport->address(), made);
   }
 
   std::string log_so_far() {
@@ -158,81 +160,82 @@ class CertifiedLinks : public testing::Test {
 
   // Makes progress on both until `is_over`, or until something has been waited for too long.
   template <typename IsOver>
-  void run(Member& one, Member& two, const IsOver& is_over) {
+  void run(Member& member1, Member& member2, const IsOver& is_over) {
     for (const auto until = limit(); !is_over() && Clock::now() < until;) {
-      for (Member* const member : {&one, &two}) {
+      for (Member* const member : {&member1, &member2}) {
         Event event;
         if (member->worker->receive(event)) {
-          (event.kind == Kind::kMessage ? messages : other)[member->id].push_back(std::string(event.reason));
+          (event.kind == Kind::kMessage ? messages : losses)[member->id].push_back(std::string(event.reason));
         }
       }
     }
-    EXPECT_TRUE(is_over()) << one.log_so_far() << two.log_so_far();
+    EXPECT_TRUE(is_over()) << member1.log_so_far() << member2.log_so_far();
   }
 
-  void exchange(Member& one, Member& two) {
-    const size_t before = messages[two.id].size() + messages[one.id].size();
-    one.worker->transport->send(two.id, parts_with({"hello"}), false);
-    two.worker->transport->send(one.id, parts_with({"hello"}), false);
-    run(one, two, [&] { return messages[two.id].size() + messages[one.id].size() == before + 2; });
+  void exchange(Member& member1, Member& member2) {
+    const size_t before = messages[member2.id].size() + messages[member1.id].size();
+    member1.worker->transport->send(member2.id, parts_with({"hello"}), false);
+    member2.worker->transport->send(member1.id, parts_with({"hello"}), false);
+    run(member1, member2, [&] { return messages[member2.id].size() + messages[member1.id].size() == before + 2; });
   }
 
   Authority authority;
-  std::map<int, std::vector<std::string>> messages, other;
+  std::map<int, std::vector<std::string>> messages, losses;
 };
 
 TEST_F(CertifiedLinks, WorkersWithTheirCertificatesExchangeMessages) {
-  Member one(1, authority.certify({"DNS:a"})), two(2, authority.certify({"DNS:b"}));
-  one.learn(*two.worker, "b");
-  two.learn(*one.worker, "a");
-  exchange(one, two);
-  EXPECT_EQ(one.log_so_far() + two.log_so_far(), "");
+  Member member1(1, authority.certify({"DNS:a"})), member2(2, authority.certify({"DNS:b"}));
+  member1.learn(*member2.worker, "b");
+  member2.learn(*member1.worker, "a");
+  exchange(member1, member2);
+  EXPECT_EQ(member1.log_so_far() + member2.log_so_far(), "");
 }
 
 TEST_F(CertifiedLinks, AnotherCertificateIsRefusedWithTheReasonOnOneSide) {
-  Member one(1, authority.certify({"DNS:a"})), two(2, authority.certify({"DNS:intruder"}));
-  one.learn(*two.worker, "b");
-  two.learn(*one.worker, "a");
-  two.worker->transport->send(1, parts_with({"hello"}), false);
-  run(one, two, [&] { return contains(one.log_so_far(), "it has the certificate of intruder"); });
+  Member member1(1, authority.certify({"DNS:a"})), member2(2, authority.certify({"DNS:intruder"}));
+  member1.learn(*member2.worker, "b");
+  member2.learn(*member1.worker, "a");
+  member2.worker->transport->send(1, parts_with({"hello"}), false);
+  run(member1, member2, [&] { return contains(member1.log_so_far(), "it has the certificate of intruder"); });
   EXPECT_TRUE(messages[1].empty());
-  EXPECT_FALSE(contains(two.log_so_far(), "intruder"));
-  EXPECT_GE(one.worker->count("refused"), 1U);
+  EXPECT_FALSE(contains(member2.log_so_far(), "intruder"));
+  EXPECT_GE(member1.worker->count("refused"), 1U);
 }
 
 TEST_F(CertifiedLinks, AWorkerWithoutCertificatesIsRefused) {
-  Member one(1, authority.certify({"DNS:a"})), two(2, nullptr);
-  one.learn(*two.worker, "b");
-  two.learn(*one.worker, "a");
-  two.worker->transport->send(1, parts_with({"hello"}), false);
-  run(one, two, [&] { return contains(one.log_so_far(), "it shows no certificate"); });
+  Member member1(1, authority.certify({"DNS:a"})), member2(2, nullptr);
+  member1.learn(*member2.worker, "b");
+  member2.learn(*member1.worker, "a");
+  member2.worker->transport->send(1, parts_with({"hello"}), false);
+  run(member1, member2, [&] { return contains(member1.log_so_far(), "it shows no certificate"); });
   EXPECT_TRUE(messages[1].empty());
 }
 
 TEST_F(CertifiedLinks, ARevokedPeerLosesItsOpenLink) {
-  Member one(1, authority.certify({"DNS:a"})), two(2, authority.certify({"DNS:b"}));
-  one.learn(*two.worker, "b");
-  two.learn(*one.worker, "a");
-  exchange(one, two);
-  one.worker->transport->revoke({"b"});
-  run(one, two, [&] { return !other[1].empty() && !other[2].empty(); });
-  EXPECT_EQ(other[1].front(), "its certificate is revoked");
-  EXPECT_EQ(other[2].front(), "it has closed the connection");
-  EXPECT_THROW(one.worker->transport->send(2, parts_with({"hello"}), false), TransportError);
-  run(one, two, [&] { return contains(one.log_so_far(), "claims to be worker 2: the certificate of b"); });
-  one.worker->transport->revoke({});
-  run(one, two, [&] { return one.worker->count("peers_found") > 0 && two.worker->count("peers_found") > 0; });
-  exchange(one, two);
+  Member member1(1, authority.certify({"DNS:a"})), member2(2, authority.certify({"DNS:b"}));
+  member1.learn(*member2.worker, "b");
+  member2.learn(*member1.worker, "a");
+  exchange(member1, member2);
+  member1.worker->transport->revoke({"b"});
+  run(member1, member2, [&] { return !losses[1].empty() && !losses[2].empty(); });
+  EXPECT_EQ(losses[1].front(), "its certificate is revoked");
+  EXPECT_EQ(losses[2].front(), "it has closed the connection");
+  EXPECT_THROW(member1.worker->transport->send(2, parts_with({"hello"}), false), TransportError);
+  run(member1, member2, [&] { return contains(member1.log_so_far(), "claims to be worker 2: the certificate of b"); });
+  member1.worker->transport->revoke({});
+  run(member1, member2,
+      [&] { return member1.worker->count("peers_found") > 0 && member2.worker->count("peers_found") > 0; });
+  exchange(member1, member2);
 }
 
 TEST_F(CertifiedLinks, NewLinksShowANewCertificate) {
-  Member one(1, authority.certify({"DNS:a"})), two(2, authority.certify({"DNS:b"}));
-  one.learn(*two.worker, "b");
-  two.learn(*one.worker, "a");
-  two.worker->transport->renew(authority.certify({"DNS:b", -3600, 3600, 77}));
-  one.worker->transport->revoke({"7"});  // the number of the former one
-  exchange(one, two);
-  EXPECT_THROW(two.worker->transport->renew(authority.certify({"DNS:a"})), TransportError);
+  Member member1(1, authority.certify({"DNS:a"})), member2(2, authority.certify({"DNS:b"}));
+  member1.learn(*member2.worker, "b");
+  member2.learn(*member1.worker, "a");
+  member2.worker->transport->renew(authority.certify({"DNS:b", -3600, 3600, 77}));
+  member1.worker->transport->revoke({"7"});  // the number of the former one
+  exchange(member1, member2);
+  EXPECT_THROW(member2.worker->transport->renew(authority.certify({"DNS:a"})), TransportError);
 }
 
 // Sends greetings as another process could, with all that it may have seen.
@@ -288,7 +291,7 @@ class RawGreeter {
 
 class RawGreetings : public CertifiedLinks {
  protected:
-  RawGreetings() { one.learn(*two.worker, "b"); }
+  RawGreetings() { member1.learn(*member2.worker, "b"); }
 
   wire::Greeting greeting(uint64_t number, uint64_t token) const {
     wire::Greeting made;
@@ -305,17 +308,17 @@ class RawGreetings : public CertifiedLinks {
 
   // Sends a greeting to worker 1 until its counter `name` has risen.
   void send(const wire::Greeting& head, const std::string& bytes, const std::string& name) {
-    const uint64_t before = one.worker->count(name);
+    const uint64_t before = member1.worker->count(name);
     greeter.send(head, bytes);
-    run(one, two, [&] {
+    run(member1, member2, [&] {
       greeter.progress();
-      return one.worker->count(name) > before;
+      return member1.worker->count(name) > before;
     });
   }
 
-  Member one{1, authority.certify({"DNS:a"})}, two{2, authority.certify({"DNS:b"})};
+  Member member1{1, authority.certify({"DNS:a"})}, member2{2, authority.certify({"DNS:b"})};
   Identity identity{authority.certify({"DNS:b"})};
-  RawGreeter greeter{*one.worker};
+  RawGreeter greeter{*member1.worker};
 };
 
 TEST_F(RawGreetings, ASignedGreetingOpensALinkOnce) {
@@ -324,7 +327,7 @@ TEST_F(RawGreetings, ASignedGreetingOpensALinkOnce) {
   send(first, of_first, "connections");
   greeter.send(second, identity.prove(statement(second), kUnknown));
   send(first, of_first, "refused");  // repeated
-  EXPECT_TRUE(contains(one.log_so_far(), "its greeting was used before")) << one.log_so_far();
+  EXPECT_TRUE(contains(member1.log_so_far(), "its greeting was used before")) << member1.log_so_far();
   send(greeting(4, 300), identity.prove(statement(greeting(4, 300)), kUnknown), "refused");
 }
 
@@ -339,7 +342,7 @@ TEST_F(RawGreetings, AGreetingWithAChangedByteIsRefused) {
       send(changed, signed_bytes, "refused");
     }
   }
-  EXPECT_EQ(one.worker->count("connections"), 0U);
+  EXPECT_EQ(member1.worker->count("connections"), 0U);
 }
 
 TEST_F(RawGreetings, GreetingsForOthersAreRefused) {
@@ -349,7 +352,7 @@ TEST_F(RawGreetings, GreetingsForOthersAreRefused) {
   send(head, "", "refused");
   send(head, std::string(Identity::kLongest + 1, 'x'), "refused");
   send(head, std::string(Identity::kLongest, '\xff'), "refused");
-  EXPECT_EQ(one.worker->count("connections"), 0U);
+  EXPECT_EQ(member1.worker->count("connections"), 0U);
   send(head, identity.prove(statement(head), kUnknown), "connections");
 }
 
@@ -361,9 +364,9 @@ TEST_F(RawGreetings, AFloodOfGreetingsLeavesRoomForMembers) {
     greeter.send(head, wrong);
     greeter.progress();
   }
-  two.learn(*one.worker, "a");
-  two.worker->transport->send(1, parts_with({"hello"}), false);
-  run(one, two, [&] {
+  member2.learn(*member1.worker, "a");
+  member2.worker->transport->send(1, parts_with({"hello"}), false);
+  run(member1, member2, [&] {
     greeter.progress();
     return messages[1].size() == 1;
   });

@@ -160,13 +160,13 @@ TEST(Incoming, LargeMessagesHaveNumbersOfTheirOwn) {
 TEST(Incoming, APayloadMayBeFilledLater) {
   Incoming incoming(kMaxMessage);
   const auto sent = send(parts_of_sizes({5000, 6000}), 0);
-  const Incoming::Target one = place(incoming, sent[0]), two = place(incoming, sent[1]);
+  const Incoming::Target first = place(incoming, sent[0]), second = place(incoming, sent[1]);
   std::vector<Parts> complete;
-  fill(two, sent[1]);
-  incoming.filled(two, complete);
+  fill(second, sent[1]);
+  incoming.filled(second, complete);
   EXPECT_TRUE(complete.empty());
-  fill(one, sent[0]);
-  incoming.filled(one, complete);
+  fill(first, sent[0]);
+  incoming.filled(first, complete);
   EXPECT_EQ(complete.size(), 1U);
 }
 
@@ -206,9 +206,9 @@ TEST(Incoming, RefusesWhatArrivesTwice) {
   EXPECT_EQ(malformed([&] { place(incoming, sent[0]); }), twice);
   place(incoming, sent[1]);
   EXPECT_EQ(malformed([&] { place(incoming, sent[1]); }), "a part of a message has arrived twice");
-  Incoming other(kMaxMessage);
-  (void)receive(other, sent);
-  EXPECT_EQ(malformed([&] { place(other, sent[0]); }), twice);
+  Incoming second_incoming(kMaxMessage);
+  (void)receive(second_incoming, sent);
+  EXPECT_EQ(malformed([&] { place(second_incoming, sent[0]); }), twice);
 }
 
 TEST(Incoming, RefusesANumberFarAhead) {

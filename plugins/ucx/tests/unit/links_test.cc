@@ -15,20 +15,20 @@ using LinksTest = TwoWorkers;
 
 TEST_F(LinksTest, TheFirstMessageOpensTheLink) {
   introduce();
-  EXPECT_EQ(one.count("connections"), 0U);
+  EXPECT_EQ(worker1.count("connections"), 0U);
   exchange();
-  EXPECT_EQ(one.count("connections"), 1U);
-  EXPECT_EQ(two.count("connections"), 1U);
+  EXPECT_EQ(worker1.count("connections"), 1U);
+  EXPECT_EQ(worker2.count("connections"), 1U);
 }
 
 TEST_F(LinksTest, MessagesQueuedBeforeTheAnswerToTheGreetingArriveInOrder) {
   introduce();
   for (int i = 0; i < 50; ++i) {
-    one.transport->send(2, parts_with({std::to_string(i), std::string(static_cast<size_t>(i % 7) * 10000, 'x')}),
-                        false);
+    worker1.transport->send(2, parts_with({std::to_string(i), std::string(static_cast<size_t>(i % 7) * 10000, 'x')}),
+                            false);
   }
   for (int i = 0; i < 50; ++i) {
-    EXPECT_EQ(bytes_in(next(two, one).parts[0]), std::to_string(i));
+    EXPECT_EQ(bytes_in(next(worker2, worker1).parts[0]), std::to_string(i));
   }
 }
 
@@ -36,76 +36,76 @@ TEST_F(LinksTest, ASmallMessageOvertakesALargeOne) {
   introduce();
   exchange();
   const std::string large(size_t{64} << 20, 'x');
-  one.transport->send(2, parts_with({large}), false);
-  one.transport->send(2, parts_with({"small"}), false);
-  EXPECT_EQ(bytes_in(next(two, one).parts[0]), "small");
-  EXPECT_TRUE(bytes_in(next(two, one).parts[0]) == large);
+  worker1.transport->send(2, parts_with({large}), false);
+  worker1.transport->send(2, parts_with({"small"}), false);
+  EXPECT_EQ(bytes_in(next(worker2, worker1).parts[0]), "small");
+  EXPECT_TRUE(bytes_in(next(worker2, worker1).parts[0]) == large);
 }
 
 TEST_F(LinksTest, LargeMessagesArriveInOrder) {
   introduce();
   for (size_t i = 1; i <= 20; ++i) {
-    one.transport->send(2, parts_with({std::string((i % 3 + 1) * wire::kLargeMessage + i, 'x')}), false);
+    worker1.transport->send(2, parts_with({std::string((i % 3 + 1) * wire::kLargeMessage + i, 'x')}), false);
   }
   for (size_t i = 1; i <= 20; ++i) {
-    EXPECT_EQ(next(two, one).parts[0].size, (i % 3 + 1) * wire::kLargeMessage + i);
+    EXPECT_EQ(next(worker2, worker1).parts[0].size, (i % 3 + 1) * wire::kLargeMessage + i);
   }
 }
 
 TEST_F(LinksTest, BothSidesMayGreetAtTheSameTime) {
   introduce();
-  one.transport->send(2, parts_with({"from one"}), false);
-  two.transport->send(1, parts_with({"from two"}), false);
+  worker1.transport->send(2, parts_with({"from one"}), false);
+  worker2.transport->send(1, parts_with({"from two"}), false);
   const auto events = run_until([](const auto& all) { return all.size() == 2; });
   EXPECT_EQ(bytes_in(events.at(1)[0].parts[0]), "from two");
   EXPECT_EQ(bytes_in(events.at(2)[0].parts[0]), "from one");
-  EXPECT_EQ(one.count("connections"), 1U);
-  EXPECT_EQ(two.count("connections"), 1U);
+  EXPECT_EQ(worker1.count("connections"), 1U);
+  EXPECT_EQ(worker2.count("connections"), 1U);
 }
 
 TEST_F(LinksTest, AnUnknownPeerCannotBeSentTo) {
-  EXPECT_THROW(one.transport->send(2, parts_with({"x"}), false), TransportError);
-  EXPECT_THROW(one.transport->learn_address(-1, "", {}), TransportError);
+  EXPECT_THROW(worker1.transport->send(2, parts_with({"x"}), false), TransportError);
+  EXPECT_THROW(worker1.transport->learn_address(-1, "", {}), TransportError);
 }
 
 TEST_F(LinksTest, AMessageBeyondThePeersLimitIsRefusedBeforeItIsSent) {
   Credentials limited = credentials(1, 2);
   limited.max_message = 10;
-  one.transport->learn_address(2, two.transport->address(), limited);
-  two.learn(one);
-  EXPECT_THROW(one.transport->send(2, parts_with({"12345678901"}), false), TransportError);
-  one.transport->send(2, parts_with({"1234567890"}), false);
-  EXPECT_EQ(bytes_in(next(two, one).parts[0]), "1234567890");
+  worker1.transport->learn_address(2, worker2.transport->address(), limited);
+  worker2.learn(worker1);
+  EXPECT_THROW(worker1.transport->send(2, parts_with({"12345678901"}), false), TransportError);
+  worker1.transport->send(2, parts_with({"1234567890"}), false);
+  EXPECT_EQ(bytes_in(next(worker2, worker1).parts[0]), "1234567890");
 }
 
 TEST_F(LinksTest, AGreetingWithAWrongProofIsRefused) {
   Credentials wrong = credentials(1, 2);
   wrong.our_proof.fill('w');
-  one.transport->learn_address(2, two.transport->address(), wrong);
-  two.learn(one);
-  one.transport->send(2, parts_with({"x"}), false);
-  const auto events = run_until([this](const auto&) { return two.count("refused") == 1; });
+  worker1.transport->learn_address(2, worker2.transport->address(), wrong);
+  worker2.learn(worker1);
+  worker1.transport->send(2, parts_with({"x"}), false);
+  const auto events = run_until([this](const auto&) { return worker2.count("refused") == 1; });
   EXPECT_TRUE(events.empty());
 }
 
 TEST_F(LinksTest, AnUnknownProofIsLookedUpAndAdmittedOnceItIsLearned) {
   std::atomic<int> lookups{0};
-  WorkerOf three(3, some_settings(), [&](const std::string&, double) {
+  WorkerOf worker3(3, some_settings(), [&](const std::string&, double) {
     ++lookups;
     return std::nullopt;
   });
-  one.learn(three);
-  one.transport->send(3, parts_with({"before it is known"}), false);
+  worker1.learn(worker3);
+  worker1.transport->send(3, parts_with({"before it is known"}), false);
   for (const auto until = limit(); lookups == 0 && Clock::now() < until;) {
     Event event;
-    EXPECT_FALSE(one.receive(event));
-    EXPECT_FALSE(three.receive(event));
+    EXPECT_FALSE(worker1.receive(event));
+    EXPECT_FALSE(worker3.receive(event));
   }
-  three.learn(one);
+  worker3.learn(worker1);
   // The greeting may have been refused already, because nobody was found; then the next one is admitted.
   Event event;
-  for (const auto until = limit(); !three.receive(event) && Clock::now() < until && three.count("refused") == 0;) {
-    one.receive(event);
+  for (const auto until = limit(); !worker3.receive(event) && Clock::now() < until && worker3.count("refused") == 0;) {
+    worker1.receive(event);
   }
   EXPECT_EQ(lookups, 1);
 }
@@ -113,26 +113,26 @@ TEST_F(LinksTest, AnUnknownProofIsLookedUpAndAdmittedOnceItIsLearned) {
 TEST_F(LinksTest, APeerThatDoesNotAnswerInTimeIsLost) {
   Settings hasty = some_settings();
   hasty.handshake_timeout = milliseconds(50);
-  WorkerOf three(3, hasty);
-  three.learn(two);  // which nobody polls
-  three.transport->send(2, parts_with({"x"}), false);
+  WorkerOf worker3(3, hasty);
+  worker3.learn(worker2);  // which nobody polls
+  worker3.transport->send(2, parts_with({"x"}), false);
   Event event;
-  for (const auto until = limit(); !three.receive(event) && Clock::now() < until;) {
+  for (const auto until = limit(); !worker3.receive(event) && Clock::now() < until;) {
   }
   EXPECT_EQ(event.kind, Kind::kLost);
   EXPECT_EQ(event.reason, "it has not answered");
-  EXPECT_THROW(three.transport->send(2, parts_with({"y"}), false), TransportError);
+  EXPECT_THROW(worker3.transport->send(2, parts_with({"y"}), false), TransportError);
 }
 
 TEST_F(LinksTest, CloseSaysGoodbyeAfterTheLastMessage) {
   introduce();
   exchange();
-  one.transport->send(2, parts_with({std::string(3 << 20, 'x')}), false);
-  std::thread closing([this] { one.transport->close(60); });
+  worker1.transport->send(2, parts_with({std::string(3 << 20, 'x')}), false);
+  std::thread closing([this] { worker1.transport->close(60); });
   std::vector<Event> events;
   Event event;
   for (const auto until = limit(); events.size() < 2 && Clock::now() < until;) {
-    if (two.receive(event)) {
+    if (worker2.receive(event)) {
       events.push_back(std::move(event));
     }
   }
@@ -148,21 +148,21 @@ TEST_F(LinksTest, CloseSaysGoodbyeAfterTheLastMessage) {
 TEST_F(LinksTest, AForgottenPeerIsToldAndBecomesUnknown) {
   introduce();
   exchange();
-  one.transport->forget(2);
-  const Event event = next(two, one);
+  worker1.transport->forget(2);
+  const Event event = next(worker2, worker1);
   EXPECT_EQ(event.kind, Kind::kLost);
   EXPECT_EQ(event.reason, "the worker has removed this one from its group");
-  EXPECT_THROW(one.transport->send(2, parts_with({"x"}), false), TransportError);
-  one.transport->forget(2);  // unknown by now
+  EXPECT_THROW(worker1.transport->send(2, parts_with({"x"}), false), TransportError);
+  worker1.transport->forget(2);  // unknown by now
 }
 
 TEST_F(LinksTest, ARejectedPeerIsToldTheReasonAndConnectsAgain) {
   introduce();
-  two.transport->send(1, parts_with({"invalid"}), false);
-  next(one, two);
-  one.transport->send(2, parts_with({"hello too"}), true);
-  next(two, one);
-  one.transport->reject(2, "it is invalid");
+  worker2.transport->send(1, parts_with({"invalid"}), false);
+  next(worker1, worker2);
+  worker1.transport->send(2, parts_with({"hello too"}), true);
+  next(worker2, worker1);
+  worker1.transport->reject(2, "it is invalid");
   const auto events = run_until([](const auto& all) {
     const auto has = [&all](int id, Kind kind) {
       const auto of = all.find(id);
@@ -182,14 +182,14 @@ TEST_F(LinksTest, AnotherAddressOfAPeerEndsItsLink) {
   introduce();
   exchange();
   WorkerOf replacement(2);
-  replacement.learn(one);
-  one.learn(replacement);
-  Event event = next(one, two);
+  replacement.learn(worker1);
+  worker1.learn(replacement);
+  Event event = next(worker1, worker2);
   EXPECT_EQ(event.kind, Kind::kLost);
   EXPECT_EQ(event.reason, "its address has changed");
-  EXPECT_EQ(next(one, replacement).kind, Kind::kFound);
-  one.transport->send(2, parts_with({"to the new one"}), false);
-  EXPECT_EQ(bytes_in(next(replacement, one).parts[0]), "to the new one");
+  EXPECT_EQ(next(worker1, replacement).kind, Kind::kFound);
+  worker1.transport->send(2, parts_with({"to the new one"}), false);
+  EXPECT_EQ(bytes_in(next(replacement, worker1).parts[0]), "to the new one");
 }
 
 TEST_F(LinksTest, OwnersAreReleasedOnceTheMessageIsSent) {
@@ -197,12 +197,12 @@ TEST_F(LinksTest, OwnersAreReleasedOnceTheMessageIsSent) {
   exchange();
   Parts parts = parts_with({std::string(1 << 20, 'x')});
   const std::weak_ptr<void> owner = parts[0].owner;
-  one.transport->send(2, std::move(parts), false);
-  (void)next(two, one);
+  worker1.transport->send(2, std::move(parts), false);
+  (void)next(worker2, worker1);
   Event event;
   for (const auto until = limit(); !owner.expired() && Clock::now() < until;) {
-    EXPECT_FALSE(one.receive(event));
-    EXPECT_FALSE(two.receive(event));
+    EXPECT_FALSE(worker1.receive(event));
+    EXPECT_FALSE(worker2.receive(event));
   }
   EXPECT_TRUE(owner.expired());
 }
@@ -211,12 +211,12 @@ TEST_F(LinksTest, CloseReleasesMessagesThatCannotBeSent) {
   introduce();
   Parts parts = parts_with({std::string(1 << 20, 'x')});
   const std::weak_ptr<void> owner = parts[0].owner;
-  one.transport->send(2, std::move(parts), false);  // two never answers the greeting
-  one.transport->close(0);
+  worker1.transport->send(2, std::move(parts), false);  // worker2 never answers the greeting
+  worker1.transport->close(0);
   EXPECT_TRUE(owner.expired());
-  EXPECT_THROW(one.transport->send(2, parts_with({"x"}), false), TransportError);
+  EXPECT_THROW(worker1.transport->send(2, parts_with({"x"}), false), TransportError);
   Event event;
-  EXPECT_FALSE(one.transport->receive(event));
+  EXPECT_FALSE(worker1.transport->receive(event));
 }
 
 TEST_F(LinksTest, TheEndOfAProcessLosesItsWorkerAtOnce) {
@@ -227,11 +227,11 @@ TEST_F(LinksTest, TheEndOfAProcessLosesItsWorkerAtOnce) {
   }
   Credentials of_child = credentials(1, 2);
   of_child.process = {child, start_of(child)};
-  one.transport->learn_address(2, two.transport->address(), of_child);
-  two.learn(one);
+  worker1.transport->learn_address(2, worker2.transport->address(), of_child);
+  worker2.learn(worker1);
   exchange();
   ::kill(child, SIGKILL);
-  const Event event = next(one, two);
+  const Event event = next(worker1, worker2);
   EXPECT_EQ(event.kind, Kind::kLost);
   EXPECT_EQ(event.reason, "its process has ended");
   ::waitpid(child, nullptr, 0);
@@ -243,17 +243,17 @@ TEST_F(LinksTest, ThreadsMaySendAndReceiveAtTheSameTime) {
   std::atomic<int> answers{0}, requests{0};
   std::vector<std::thread> threads;
   const auto stop = [&] {
-    one.transport->close(0);
-    two.transport->close(0);
+    worker1.transport->close(0);
+    worker2.transport->close(0);
   };
   for (int i = 0; i < 2; ++i) {
     threads.emplace_back([&] {
       Event event;
-      while (two.transport->receive(event)) {
+      while (worker2.transport->receive(event)) {
         if (event.kind == Kind::kMessage) {
           ++requests;
           try {
-            two.transport->send(1, std::move(event.parts), true);
+            worker2.transport->send(1, std::move(event.parts), true);
           } catch (const TransportError&) {  // it is closed
           }
         }
@@ -261,7 +261,7 @@ TEST_F(LinksTest, ThreadsMaySendAndReceiveAtTheSameTime) {
     });
     threads.emplace_back([&] {
       Event event;
-      while (one.transport->receive(event)) {
+      while (worker1.transport->receive(event)) {
         answers += event.kind == Kind::kMessage ? 1 : 0;
       }
     });
@@ -270,7 +270,7 @@ TEST_F(LinksTest, ThreadsMaySendAndReceiveAtTheSameTime) {
   for (int i = 0; i < kThreads; ++i) {
     senders.emplace_back([&] {
       for (int number = 0; number < kMessages; ++number) {
-        one.transport->send(2, parts_with({std::string(static_cast<size_t>(number) * 300, 'x')}), false);
+        worker1.transport->send(2, parts_with({std::string(static_cast<size_t>(number) * 300, 'x')}), false);
       }
     });
   }

@@ -64,19 +64,19 @@ class ShortageTest : public testing::Test {
   }
 
   void introduce() {
-    one.learn(two);
-    two.learn(one);
+    worker1.learn(worker2);
+    worker2.learn(worker1);
     expect_both_ways();
   }
 
   void expect_both_ways() {
-    expect_message(one, two);
-    expect_message(two, one);
+    expect_message(worker1, worker2);
+    expect_message(worker2, worker1);
   }
 
   static Parts some_parts() { return parts_with({"small", std::string(100000, 'x')}); }
 
-  WorkerOf one{1, hasty_settings()}, two{2, hasty_settings()};
+  WorkerOf worker1{1, hasty_settings()}, worker2{2, hasty_settings()};
 };
 
 TEST_F(ShortageTest, ASendThatRunsOutOfMemoryLeavesTheLinkUsable) {
@@ -84,7 +84,7 @@ TEST_F(ShortageTest, ASendThatRunsOutOfMemoryLeavesTheLinkUsable) {
   int number = 1;
   for (bool has_failed = true; has_failed; ++number) {
     Parts parts = some_parts();
-    has_failed = fails(number, [&] { one.transport->send(2, std::move(parts), false); });
+    has_failed = fails(number, [&] { worker1.transport->send(2, std::move(parts), false); });
     expect_both_ways();
   }
   EXPECT_GT(number, 3);
@@ -94,13 +94,13 @@ TEST_F(ShortageTest, AReceiverThatRunsOutOfMemoryConnectsAgain) {
   introduce();
   for (int number = 1; number <= 40; ++number) {
     try {
-      one.transport->send(2, some_parts(), false);
+      worker1.transport->send(2, some_parts(), false);
     } catch (const TransportError&) {  // lost because of an earlier failure
     }
     fails(number, [&] {
       Event event;
       for (int i = 0; i < 20; ++i) {
-        (void)two.receive(event);
+        (void)worker2.receive(event);
       }
     });
     expect_both_ways();
@@ -151,12 +151,12 @@ TEST_F(ShortageTest, ATransportWithoutDescriptorsIsRefused) {
 TEST_F(ShortageTest, APeerIsReachedOnceThereAreDescriptorsAgain) {
   Credentials watched = credentials(1, 2);
   watched.process = {::getpid(), start_of(::getpid())};
-  one.transport->learn_address(2, two.transport->address(), watched);
-  two.learn(one);
+  worker1.transport->learn_address(2, worker2.transport->address(), watched);
+  worker2.learn(worker1);
   {
     const NoDescriptors none;
     try {
-      one.transport->send(2, parts_with({"without a descriptor"}), false);
+      worker1.transport->send(2, parts_with({"without a descriptor"}), false);
     } catch (const TransportError&) {  // of UCX, if it needs one
     }
   }

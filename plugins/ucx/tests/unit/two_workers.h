@@ -67,8 +67,8 @@ struct WorkerOf {
     transport->start(id, kKey);
   }
 
-  void learn(const WorkerOf& other) {
-    transport->learn_address(other.id, other.transport->address(), credentials(id, other.id));
+  void learn(const WorkerOf& peer) {
+    transport->learn_address(peer.id, peer.transport->address(), credentials(id, peer.id));
   }
 
   // Makes progress for a moment.
@@ -89,18 +89,18 @@ class TwoWorkers : public testing::Test {
   static void SetUpTestSuite() { capture_log(false); }
 
   void introduce() {
-    one.learn(two);
-    two.learn(one);
+    worker1.learn(worker2);
+    worker2.learn(worker1);
   }
 
-  // The next event of `waiting`, while `other` makes progress and gets none.
-  static Event next(WorkerOf& waiting, WorkerOf& other) {
+  // The next event of `waiting`, while `idle` makes progress and gets none.
+  static Event next(WorkerOf& waiting, WorkerOf& idle) {
     Event event, unexpected;
     for (const auto until = limit(); Clock::now() < until;) {
       if (waiting.receive(event)) {
         return event;
       }
-      EXPECT_FALSE(other.receive(unexpected)) << std::string_view(unexpected.reason);
+      EXPECT_FALSE(idle.receive(unexpected)) << std::string_view(unexpected.reason);
     }
     ADD_FAILURE() << "no event";
     return {};
@@ -111,7 +111,7 @@ class TwoWorkers : public testing::Test {
   std::map<int, std::vector<Event>> run_until(const IsOver& is_over) {
     std::map<int, std::vector<Event>> events;
     for (const auto until = limit(); !is_over(events) && Clock::now() < until;) {
-      for (WorkerOf* worker : {&one, &two}) {
+      for (WorkerOf* worker : {&worker1, &worker2}) {
         Event event;
         if (worker->transport && worker->receive(event)) {
           events[worker->id].push_back(std::move(event));
@@ -123,13 +123,13 @@ class TwoWorkers : public testing::Test {
   }
 
   void exchange() {
-    one.transport->send(2, parts_with({"hello"}), false);
-    EXPECT_EQ(bytes_in(next(two, one).parts[0]), "hello");
-    two.transport->send(1, parts_with({"hello too"}), true);
-    EXPECT_EQ(bytes_in(next(one, two).parts[0]), "hello too");
+    worker1.transport->send(2, parts_with({"hello"}), false);
+    EXPECT_EQ(bytes_in(next(worker2, worker1).parts[0]), "hello");
+    worker2.transport->send(1, parts_with({"hello too"}), true);
+    EXPECT_EQ(bytes_in(next(worker1, worker2).parts[0]), "hello too");
   }
 
-  WorkerOf one{1}, two{2};
+  WorkerOf worker1{1}, worker2{2};
 };
 
 }  // namespace rpc_backends::ucx

@@ -57,8 +57,8 @@ def check_encryption(theirs: Publication, *, encryption: bool, reader: str) -> N
     :raises PublicationError: only one of the two workers encrypts.
     """
     if (theirs.public_key is not None) != encryption:
-        them, us = sealed.described(theirs.name, theirs.rank), f"worker {reader!r}"
-        on, off = (them, us) if theirs.public_key else (us, them)
+        their_name, our_name = sealed.described(theirs.name, theirs.rank), f"worker {reader!r}"
+        on, off = (their_name, our_name) if theirs.public_key else (our_name, their_name)
         raise PublicationError(
             f"{on} encrypts and {off} does not. Set encryption, or "
             f"{ZeroMQRpcBackendOptions.encryption.variable}, alike for all workers."

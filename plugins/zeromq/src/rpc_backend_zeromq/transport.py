@@ -129,11 +129,11 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
             return (proofs[1],)
         if key is not None and key == self._public_key:
             raise PublicationError(f"worker {theirs.name!r} has the key of worker {mine.name!r}.")
-        other = None if key is None else self._admission_control.owner(key)
-        if other not in (None, peer):
+        owner = None if key is None else self._admission_control.owner(key)
+        if owner not in (None, peer):
             # Messages of this peer would be taken for messages of the other worker.
             raise PublicationError(
-                f"worker {theirs.name!r} has the key of worker {other}, but each worker makes its own "
+                f"worker {theirs.name!r} has the key of worker {owner}, but each worker makes its own "
                 "key. Another program wrote to the store: use a store that no other program writes to."
             )
         proofs = identity.unix_proofs(mine, theirs, policy.secret)

@@ -62,8 +62,8 @@ def where(tmp_path: Path) -> Callable[[str], str]:
 @pytest.fixture
 def pair(make: MakeWorker, encrypted: bool) -> tuple[Worker, Worker]:
     """Return workers 0 and 1, which have learned each other."""
-    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    return zero.learn(one), one.learn(zero)
+    worker0, worker1 = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    return worker0.learn(worker1), worker1.learn(worker0)
 
 
 @pytest.fixture

@@ -88,12 +88,12 @@ class Worker:
     def log_line(self, text: str) -> str:
         """Wait for a log line that contains a text, and return it."""
 
-        def found() -> str | None:
+        def matching() -> str | None:
             return next((line for line in self.lines if text in line), None)
 
         with self.logged:
-            assert self.logged.wait_for(found, TIME_LIMIT), self.lines
-            return found() or ""
+            assert self.logged.wait_for(matching, TIME_LIMIT), self.lines
+            return matching() or ""
 
     def listen(self, endpoint: str) -> Worker:
         """Listen, and keep the endpoint for peers."""
@@ -103,8 +103,8 @@ class Worker:
 
     def learn(self, *others: Worker) -> Worker:
         """Make the other workers known to this one."""
-        for other in others:
-            self.transport.learn(other.id, other.endpoint, other.key)
+        for peer in others:
+            self.transport.learn(peer.id, peer.endpoint, peer.key)
         return self
 
     def send(self, peer: int, *parts: bytes, reply: bool = False) -> None:
@@ -323,13 +323,13 @@ class Child:
 
 def open_files() -> dict[str, str]:
     """Return the files that this process has open."""
-    found = {}
+    targets = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            found[entry.name] = str(entry.readlink())
+            targets[entry.name] = str(entry.readlink())
         except OSError:  # the descriptor that lists the folder
             continue
-    return found
+    return targets
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:

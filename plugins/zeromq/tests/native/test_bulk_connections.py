@@ -74,15 +74,18 @@ class Relay:
 @pytest.fixture
 def relayed(make: MakeWorker, encrypted: bool) -> Iterator[tuple[Worker, Worker, Relay]]:
     """Yield two workers, and the relay through which the first calls the other; a lane is up."""
-    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    relay = Relay(one)
-    zero.transport.learn(1, relay.endpoint, one.key)
-    one.learn(zero)
-    zero.send(1, bytes(MIB))
-    assert one.message() == (0, [bytes(MIB)])
+    worker0, worker1 = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    relay = Relay(worker1)
+    worker0.transport.learn(1, relay.endpoint, worker1.key)
+    worker1.learn(worker0)
+    worker0.send(1, bytes(MIB))
+    assert worker1.message() == (0, [bytes(MIB)])
     # Each side knows that the second connection is up once pieces have passed it in its direction.
-    eventually(lambda: _passes(zero, one) and _passes(one, zero, reply=True), "a bulk connection")
-    yield zero, one, relay
+    eventually(
+        lambda: _passes(worker0, worker1) and _passes(worker1, worker0, reply=True),
+        "a bulk connection",
+    )
+    yield worker0, worker1, relay
     relay.close()
 
 
@@ -97,8 +100,8 @@ def _passes(sender: Worker, receiver: Worker, *, reply: bool = False) -> bool:
 def test_a_small_message_arrives_while_a_large_one_has_not(
     relayed: tuple[Worker, Worker, Relay], reply: bool
 ) -> None:
-    zero, one, relay = relayed
-    sender, receiver = (one, zero) if reply else (zero, one)
+    worker0, worker1, relay = relayed
+    sender, receiver = (worker1, worker0) if reply else (worker0, worker1)
     relay.passing[1].clear()
     large = os.urandom(LARGE)
     sender.send(receiver.id, large, reply=reply)
@@ -113,87 +116,90 @@ def test_a_small_message_arrives_while_a_large_one_has_not(
 def test_a_worker_whose_bulk_connection_ends_is_lost(
     relayed: tuple[Worker, Worker, Relay],
 ) -> None:
-    zero, one, relay = relayed
+    worker0, worker1, relay = relayed
     relay.passing[1].clear()
-    zero.send(1, bytes(LARGE))
+    worker0.send(1, bytes(LARGE))
     relay.cut(1)
-    assert "connection reset by" in zero.lost()
-    zero.next("found")
-    zero.send(1, b"again")
-    assert one.message() == (0, [b"again"])
+    assert "connection reset by" in worker0.lost()
+    worker0.next("found")
+    worker0.send(1, b"again")
+    assert worker1.message() == (0, [b"again"])
 
 
 @pytest.mark.parametrize("connections", [0, 1, 4, 16])
 def test_large_messages_arrive_over_any_number_of_connections(
     make: MakeWorker, encrypted: bool, connections: int
 ) -> None:
-    zero, one = (
+    worker0, worker1 = (
         make(n, encrypted, bulk_connections=connections).listen("tcp://127.0.0.1:*") for n in (0, 1)
     )
-    zero.learn(one)
-    one.learn(zero)
+    worker0.learn(worker1)
+    worker1.learn(worker0)
     sent = [
         [os.urandom(size), b"", b"x", os.urandom(5 * MIB + 3)] for size in range(1, 3 * MIB, MIB)
     ]
     for parts in sent:
-        zero.send(1, *parts)
-    assert sorted(one.message()[1] for _ in sent) == sorted(sent)
-    eventually(lambda: zero.metric("connections") == 1 + connections, "connections")
+        worker0.send(1, *parts)
+    assert sorted(worker1.message()[1] for _ in sent) == sorted(sent)
+    eventually(lambda: worker0.metric("connections") == 1 + connections, "connections")
     for parts in sent:
-        one.send(0, *parts, reply=True)
-        zero.send(1, *parts)
-    assert sorted(one.message()[1] for _ in sent) == sorted(sent)
-    assert sorted(zero.message()[1] for _ in sent) == sorted(sent)
-    assert zero.metric("connections") == 1 + connections
+        worker1.send(0, *parts, reply=True)
+        worker0.send(1, *parts)
+    assert sorted(worker1.message()[1] for _ in sent) == sorted(sent)
+    assert sorted(worker0.message()[1] for _ in sent) == sorted(sent)
+    assert worker0.metric("connections") == 1 + connections
 
 
 def test_close_sends_large_and_small_messages(
     make: MakeWorker, encrypted: bool, where: Callable[[str], str]
 ) -> None:
     for medium in ("tcp", "ipc"):
-        zero, one = (make(n, encrypted, bulk_connections=3).listen(where(medium)) for n in (0, 1))
-        zero.learn(one)
-        one.learn(zero)
+        worker0, worker1 = (
+            make(n, encrypted, bulk_connections=3).listen(where(medium)) for n in (0, 1)
+        )
+        worker0.learn(worker1)
+        worker1.learn(worker0)
         sent = [bytes([number]) * (MIB if number % 2 else 9) for number in range(20)]
         for part in sent:
-            zero.send(1, part)
-        closing = threading.Thread(target=zero.transport.close, args=(20,))
+            worker0.send(1, part)
+        closing = threading.Thread(target=worker0.transport.close, args=(20,))
         closing.start()
-        assert sorted(one.message()[1][0] for _ in sent) == sorted(sent)
+        assert sorted(worker1.message()[1][0] for _ in sent) == sorted(sent)
         closing.join()
 
 
 def test_within_a_host_large_messages_have_one_connection(
     make: MakeWorker, where: Callable[[str], str]
 ) -> None:
-    zero, one = (make(n, bulk_connections=4).listen(where("ipc")) for n in (0, 1))
-    zero.learn(one)
-    zero.send(1, bytes(LARGE))
-    one.message()
-    eventually(lambda: zero.metric("connections") == 2, "a bulk connection")
+    worker0, worker1 = (make(n, bulk_connections=4).listen(where("ipc")) for n in (0, 1))
+    worker0.learn(worker1)
+    worker0.send(1, bytes(LARGE))
+    worker1.message()
+    eventually(lambda: worker0.metric("connections") == 2, "a bulk connection")
 
 
 def test_a_bulk_connection_needs_the_first_one(make: MakeWorker, encrypted: bool) -> None:
-    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
-    Intruder(zero, greeting(1, lane=1), one)
-    zero.log_line("the connection to which this one belongs has ended")
+    worker0, worker1 = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
+    Intruder(worker0, greeting(1, lane=1), worker1)
+    worker0.log_line("the connection to which this one belongs has ended")
 
 
 def test_a_worker_takes_16_bulk_connections_of_a_peer(make: MakeWorker, encrypted: bool) -> None:
-    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
+    worker0, worker1 = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
     at = time.time_ns()
-    first = Intruder(zero, greeting(1, time_ns=at), one).admitted()
+    first = Intruder(worker0, greeting(1, time_ns=at), worker1).admitted()
     lanes = [
-        Intruder(zero, greeting(1, lane=lane, time_ns=at), one).admitted() for lane in range(1, 17)
+        Intruder(worker0, greeting(1, lane=lane, time_ns=at), worker1).admitted()
+        for lane in range(1, 17)
     ]
     for lane in (3, 17, 1 << 31):
-        Intruder(zero, greeting(1, lane=lane, time_ns=at), one)
-        zero.log_line("a connection for large messages has the wrong number")
-        zero.lines.clear()
+        Intruder(worker0, greeting(1, lane=lane, time_ns=at), worker1)
+        worker0.log_line("a connection for large messages has the wrong number")
+        worker0.lines.clear()
     lanes[5].send(message(5), b"hello")
-    assert zero.message() == (1, [b"hello"])
+    assert worker0.message() == (1, [b"hello"])
     del first
 
 
@@ -223,11 +229,11 @@ def test_a_worker_takes_16_bulk_connections_of_a_peer(make: MakeWorker, encrypte
     ],
 )
 def test_a_false_piece_ends_the_connection(make: MakeWorker, pieces: list[bytes], why: str) -> None:
-    zero = make(0).listen("tcp://127.0.0.1:*")
-    intruder = Intruder(zero, greeting(1)).admitted()
-    ended = threading.Thread(target=zero.transport.receive, args=(60,))
+    worker0 = make(0).listen("tcp://127.0.0.1:*")
+    intruder = Intruder(worker0, greeting(1)).admitted()
+    ended = threading.Thread(target=worker0.transport.receive, args=(60,))
     ended.start()
     intruder.send(*pieces)
     assert why.encode() in intruder.rest()
-    zero.transport.close(0)
+    worker0.transport.close(0)
     ended.join()

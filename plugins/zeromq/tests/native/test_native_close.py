@@ -34,26 +34,26 @@ def test_close_leaves_no_descriptor_and_no_thread(
     make: MakeWorker, encrypted: bool, where: Callable[[str], str], medium: str
 ) -> None:
     def use() -> None:
-        zero, one, lost = (
+        worker0, worker1, lost = (
             make(n, encrypted, on_unknown_key=lambda key, waited: None).listen(where(medium))
             for n in (0, 1, 2)
         )
-        zero.learn(one, lost)
-        one.learn(zero)
+        worker0.learn(worker1, lost)
+        worker1.learn(worker0)
         lost.transport.close(0)
         with contextlib.suppress(TransportError):  # the peer may already be lost
-            zero.send(2, b"x")
-        zero.lost()
+            worker0.send(2, b"x")
+        worker0.lost()
         for size in (10, 10_000, 3 << 20):
-            zero.send(1, bytes(size))
-            one.message()
-            one.send(0, bytes(size), reply=True)
-            zero.message()
-        zero.send(1, bytes(3 << 20))  # not received
-        zero.transport.forget(1)
-        zero.learn(one)
-        zero.send(1, b"x")
-        for worker in (zero, one):
+            worker0.send(1, bytes(size))
+            worker1.message()
+            worker1.send(0, bytes(size), reply=True)
+            worker0.message()
+        worker0.send(1, bytes(3 << 20))  # not received
+        worker0.transport.forget(1)
+        worker0.learn(worker1)
+        worker0.send(1, b"x")
+        for worker in (worker0, worker1):
             worker.transport.close(0.1)
 
     use()  # the first use also opens what Python opens only once
@@ -86,84 +86,85 @@ def test_a_second_close_does_nothing(make: MakeWorker) -> None:
 
 
 def test_a_closed_transport_refuses_calls(pair: tuple[Worker, Worker]) -> None:
-    zero, one = pair
-    zero.send(1, b"x")
-    one.message()
-    zero.transport.close(0)
+    worker0, worker1 = pair
+    worker0.send(1, b"x")
+    worker1.message()
+    worker0.transport.close(0)
     for call in (
-        lambda: zero.send(1, b"x"),
-        lambda: zero.send(1, b"x", reply=True),
-        lambda: zero.learn(one),
-        lambda: zero.transport.bind(["tcp://127.0.0.1:*"]),
-        lambda: zero.transport.start(0),
+        lambda: worker0.send(1, b"x"),
+        lambda: worker0.send(1, b"x", reply=True),
+        lambda: worker0.learn(worker1),
+        lambda: worker0.transport.bind(["tcp://127.0.0.1:*"]),
+        lambda: worker0.transport.start(0),
     ):
         with pytest.raises(TransportError, match="the transport is closed"):
             call()
-    assert zero.transport.receive() is None
-    assert zero.metric("messages_sent") == 1
-    zero.transport.forget(1)
-    zero.transport.reject(1, "x")
+    assert worker0.transport.receive() is None
+    assert worker0.metric("messages_sent") == 1
+    worker0.transport.forget(1)
+    worker0.transport.reject(1, "x")
 
 
 def test_close_wakes_all_receivers(make: MakeWorker) -> None:
     worker = make(0).listen("tcp://127.0.0.1:*")
-    found: list[Any] = []
+    received: list[Any] = []
     waiting = [
-        threading.Thread(target=lambda: found.append(worker.transport.receive())) for _ in range(8)
+        threading.Thread(target=lambda: received.append(worker.transport.receive()))
+        for _ in range(8)
     ]
     for thread in waiting:
         thread.start()
     worker.transport.close(0)
     for thread in waiting:
         thread.join(TIME_LIMIT)
-    assert found == [None] * 8
+    assert received == [None] * 8
 
 
 def test_close_sends_queued_messages(make: MakeWorker, encrypted: bool) -> None:
-    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
-    one.learn(zero)
+    worker0, worker1 = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
+    worker1.learn(worker0)
     large = os.urandom(16 << 20)
-    zero.send(1, b"request", large)  # the connection is not made yet
-    zero.transport.close(TIME_LIMIT)
-    assert one.message() == (0, [b"request", large])
+    worker0.send(1, b"request", large)  # the connection is not made yet
+    worker0.transport.close(TIME_LIMIT)
+    assert worker1.message() == (0, [b"request", large])
 
 
 def test_close_waits_at_most_for_linger(make: MakeWorker) -> None:
-    zero = make(0).listen("tcp://127.0.0.1:*")
+    worker0 = make(0).listen("tcp://127.0.0.1:*")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        zero.transport.learn(1, f"tcp://127.0.0.1:{silent.getsockname()[1]}", None)
-        zero.send(1, b"never")
+        worker0.transport.learn(1, f"tcp://127.0.0.1:{silent.getsockname()[1]}", None)
+        worker0.send(1, b"never")
         begin = time.monotonic()
-        zero.transport.close(0.3)
+        worker0.transport.close(0.3)
         assert 0.3 <= time.monotonic() - begin < TIME_LIMIT / 2
 
 
 def test_close_works_while_threads_send_and_receive(make: MakeWorker, encrypted: bool) -> None:
     for _ in range(10):
-        zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
-        zero.learn(one)
-        one.learn(zero)
+        worker0, worker1 = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+        worker0.learn(worker1)
+        worker1.learn(worker0)
         running = threading.Barrier(7)
 
-        def send(zero: Worker = zero, running: threading.Barrier = running) -> None:
+        def send(worker0: Worker = worker0, running: threading.Barrier = running) -> None:
             running.wait()
             with pytest.raises(TransportError):
                 while True:
-                    zero.send(1, b"x" * 100, b"y" * 5000)
+                    worker0.send(1, b"x" * 100, b"y" * 5000)
 
-        def serve(one: Worker = one, running: threading.Barrier = running) -> None:
+        def serve(worker1: Worker = worker1, running: threading.Barrier = running) -> None:
             running.wait()
-            while (event := one.transport.receive()) is not None:
+            while (event := worker1.transport.receive()) is not None:
                 if event[0] == "message":
                     try:
-                        one.send(0, *map(bytes, event[2]), reply=True)
+                        worker1.send(0, *map(bytes, event[2]), reply=True)
                     except TransportError:
                         continue
 
-        def receive(zero: Worker = zero, running: threading.Barrier = running) -> None:
+        def receive(worker0: Worker = worker0, running: threading.Barrier = running) -> None:
             running.wait()
-            while zero.transport.receive() is not None:
+            while worker0.transport.receive() is not None:
                 pass
 
         all_threads = [
@@ -174,12 +175,12 @@ def test_close_works_while_threads_send_and_receive(make: MakeWorker, encrypted:
             thread.start()
         running.wait()
         time.sleep(0.02)
-        closers = [threading.Thread(target=zero.transport.close, args=(0,)) for _ in range(3)]
+        closers = [threading.Thread(target=worker0.transport.close, args=(0,)) for _ in range(3)]
         for thread in closers:
             thread.start()
         for thread in closers:
             thread.join(TIME_LIMIT)
-        one.transport.close(0)
+        worker1.transport.close(0)
         for thread in all_threads:
             thread.join(TIME_LIMIT)
             assert not thread.is_alive()
@@ -189,11 +190,11 @@ def test_close_works_in_a_callback(make: MakeWorker) -> None:
     closed = threading.Event()
 
     def close(line: str) -> None:
-        zero.transport.close(0)
+        worker0.transport.close(0)
         closed.set()
 
-    zero = make(0, True, on_refused=close).listen("tcp://127.0.0.1:*")
-    stranger = make(1, True).listen("tcp://127.0.0.1:*").learn(zero)
+    worker0 = make(0, True, on_refused=close).listen("tcp://127.0.0.1:*")
+    stranger = make(1, True).listen("tcp://127.0.0.1:*").learn(worker0)
     stranger.send(0, b"x")
     assert closed.wait(TIME_LIMIT)
 
@@ -206,11 +207,11 @@ def test_close_does_not_wait_for_a_blocked_callback(make: MakeWorker) -> None:
         end.wait(TIME_LIMIT)
         return 1
 
-    zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
-    one = make(1, True).listen("tcp://127.0.0.1:*").learn(zero)
-    one.send(0, b"x")
+    worker0 = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    worker1 = make(1, True).listen("tcp://127.0.0.1:*").learn(worker0)
+    worker1.send(0, b"x")
     assert called.wait(TIME_LIMIT)
-    zero.transport.close(0)
+    worker0.transport.close(0)
     assert not end.is_set()
     end.set()
 
@@ -273,32 +274,32 @@ def test_a_forked_process_leaves_its_parents_transport_alone(start: Start) -> No
     child = start(
         """
         from rpc_backend_zeromq._native import TransportError
-        zero, one = (Worker(n, encrypted=True).listen("tcp://127.0.0.1:*") for n in (0, 1))
-        zero.learn(one)
-        one.learn(zero)
-        zero.send(1, b"before")
-        one.message()
+        worker0, worker1 = (Worker(n, encrypted=True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+        worker0.learn(worker1)
+        worker1.learn(worker0)
+        worker0.send(1, b"before")
+        worker1.message()
         pid = os.fork()
         if pid == 0:
             try:
-                zero.send(1, b"from the fork")
+                worker0.send(1, b"from the fork")
             except TransportError as error:
                 assert "forked" in str(error), error
             else:
                 os._exit(3)
-            assert zero.transport.receive() is None
-            zero.transport.forget(1)
-            zero.transport.close(10)
+            assert worker0.transport.receive() is None
+            worker0.transport.forget(1)
+            worker0.transport.close(10)
             # The child can use a transport of its own.
-            two = Worker(2, encrypted=False).listen("tcp://127.0.0.1:*")
-            two.learn(two)
-            two.send(2, b"x")
-            two.message()
-            two.transport.close(0)
+            worker2 = Worker(2, encrypted=False).listen("tcp://127.0.0.1:*")
+            worker2.learn(worker2)
+            worker2.send(2, b"x")
+            worker2.message()
+            worker2.transport.close(0)
             sys.exit(0)
         say(os.waitpid(pid, 0)[1])
-        zero.send(1, b"after")
-        say(one.message()[1][0].decode())
+        worker0.send(1, b"after")
+        say(worker1.message()[1][0].decode())
         """
     )
     assert child.hear() == 0

@@ -16,13 +16,13 @@ MakeWorker = Callable[..., Worker]
 
 @pytest.mark.usefixtures("provider")
 def test_workers_with_fips_exchange_messages(make: MakeWorker) -> None:
-    zero, one = (make(n, True, fips=True).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
-    one.learn(zero)
-    zero.send(1, b"x" * 1_000_000)
-    assert one.message() == (0, [b"x" * 1_000_000])
-    one.send(0, b"reply", reply=True)
-    assert zero.message() == (1, [b"reply"])
+    worker0, worker1 = (make(n, True, fips=True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
+    worker1.learn(worker0)
+    worker0.send(1, b"x" * 1_000_000)
+    assert worker1.message() == (0, [b"x" * 1_000_000])
+    worker1.send(0, b"reply", reply=True)
+    assert worker0.message() == (1, [b"reply"])
 
 
 @pytest.mark.usefixtures("provider")
@@ -38,11 +38,11 @@ def test_fips_on_one_side_is_refused_with_the_reason(make: MakeWorker, caller_ha
 
 @pytest.mark.usefixtures("provider")
 def test_an_unknown_key_with_fips_is_refused(make: MakeWorker) -> None:
-    zero, stranger = (make(n, True, fips=True).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    stranger.learn(zero)
+    worker0, stranger = (make(n, True, fips=True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    stranger.learn(worker0)
     stranger.try_to_send(0, b"let me in")
     assert "the peer does not know this worker's key" in stranger.lost()
-    assert zero.transport.receive(0.1) is None
+    assert worker0.transport.receive(0.1) is None
 
 
 def test_fips_without_a_provider_is_refused_with_a_remedy(

@@ -121,10 +121,10 @@ def test_no_configuration_of_openssl_changes_a_connection(
     """Neither the system's file nor a variable for key logs."""
     child = start(
         """
-        zero, one = (Worker(n, encrypted=True).listen("tcp://127.0.0.1:*") for n in (0, 1))
-        zero.learn(one), one.learn(zero)
-        zero.send(1, b"x")
-        say(one.message()[0])
+        worker0, worker1 = (Worker(n, encrypted=True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+        worker0.learn(worker1), worker1.learn(worker0)
+        worker0.send(1, b"x")
+        say(worker1.message()[0])
         """
     )
     assert child.hear() == 0

@@ -43,12 +43,12 @@ ECHO = """
 """
 
 
-def start_echo(start: Start, zero: Worker, endpoint: str, **settings: Any) -> Child:
-    """Start worker 1 in a process of its own, and make ``zero`` learn it."""
-    key = zero.key.decode() if zero.key else None
-    child = start(ECHO, key, endpoint, settings, zero.endpoint)
+def start_echo(start: Start, worker0: Worker, endpoint: str, **settings: Any) -> Child:
+    """Start worker 1 in a process of its own, and make ``worker0`` learn it."""
+    key = worker0.key.decode() if worker0.key else None
+    child = start(ECHO, key, endpoint, settings, worker0.endpoint)
     where, its_key = child.hear()
-    zero.transport.learn(1, where, its_key.encode() if its_key else None)
+    worker0.transport.learn(1, where, its_key.encode() if its_key else None)
     return child
 
 
@@ -60,25 +60,25 @@ def free_port() -> int:
 
 
 def test_an_absent_peer_is_lost_at_once(make: MakeWorker, encrypted: bool) -> None:
-    zero, absent = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
+    worker0, absent = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
     absent.endpoint = f"tcp://127.0.0.1:{free_port()}"
-    zero.learn(absent)
-    zero.try_to_send(1, b"x")
-    what, peer, _, reason = zero.next()
+    worker0.learn(absent)
+    worker0.try_to_send(1, b"x")
+    what, peer, _, reason = worker0.next()
     assert (what, peer) == ("lost", 1)
     assert reason == (
         f"cannot connect to {absent.endpoint}: Connection refused; no process listens there. The worker "
         "has ended, or has left without shutdown(): look at its output"
     )
     with pytest.raises(TransportError, match=r"worker 1 is lost: cannot connect to .*refused"):
-        zero.send(1, b"y")
+        worker0.send(1, b"y")
 
 
 def test_a_missing_unix_socket_is_a_loss_at_once(make: MakeWorker, tmp_path: Any) -> None:
-    zero = make(0).listen("tcp://127.0.0.1:*")
-    zero.transport.learn(1, f"ipc://{tmp_path}/nothing", None)
-    zero.try_to_send(1, b"x")
-    assert zero.lost() == (
+    worker0 = make(0).listen("tcp://127.0.0.1:*")
+    worker0.transport.learn(1, f"ipc://{tmp_path}/nothing", None)
+    worker0.try_to_send(1, b"x")
+    assert worker0.lost() == (
         f"cannot connect to ipc://{tmp_path}/nothing: No such file or directory; the worker has stopped "
         "RPC"
     )
@@ -86,21 +86,21 @@ def test_a_missing_unix_socket_is_a_loss_at_once(make: MakeWorker, tmp_path: Any
 
 def test_a_silent_peer_is_lost_after_the_handshake_timeout(make: MakeWorker) -> None:
     """A process that hangs, or is no worker, listens and sends nothing."""
-    zero = make(0, handshake_timeout=0.3).listen("tcp://127.0.0.1:*")
+    worker0 = make(0, handshake_timeout=0.3).listen("tcp://127.0.0.1:*")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        zero.transport.learn(1, f"tcp://127.0.0.1:{silent.getsockname()[1]}", None)
-        zero.try_to_send(1, b"x")
-        assert "not finished within 0.3 s" in zero.lost()
+        worker0.transport.learn(1, f"tcp://127.0.0.1:{silent.getsockname()[1]}", None)
+        worker0.try_to_send(1, b"x")
+        assert "not finished within 0.3 s" in worker0.lost()
 
 
 def test_an_unknown_peer_cannot_be_called(pair: tuple[Worker, Worker]) -> None:
-    zero, _ = pair
+    worker0, _ = pair
     with pytest.raises(TransportError, match="worker 7 is not known to this worker"):
-        zero.send(7, b"x")
+        worker0.send(7, b"x")
     with pytest.raises(
         TransportError, match="worker 7 has closed the connection that carried the request"
     ):
-        zero.send(7, b"x", reply=True)
+        worker0.send(7, b"x", reply=True)
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
@@ -111,38 +111,38 @@ def test_a_killed_peer_is_lost(
     where: Callable[[str], str],
     medium: str,
 ) -> None:
-    zero = make(0, encrypted).listen(where(medium))
-    child = start_echo(start, zero, where(medium))
-    zero.send(1, b"x")
-    assert zero.message() == (1, [b"x"])
+    worker0 = make(0, encrypted).listen(where(medium))
+    child = start_echo(start, worker0, where(medium))
+    worker0.send(1, b"x")
+    assert worker0.message() == (1, [b"x"])
     child.process.send_signal(signal.SIGKILL)
     # The kernel may close the connection before or after the listening socket.
-    reason = zero.lost().lower()
+    reason = worker0.lost().lower()
     assert (
         "the peer no longer listens: connection refused" in reason
         or "connection reset by" in reason
     )
     with pytest.raises(TransportError, match="worker 1 is lost"):
-        zero.send(1, b"y")
-    assert zero.metric("peers_lost") == 1
+        worker0.send(1, b"y")
+    assert worker0.metric("peers_lost") == 1
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
 def test_a_suspended_peer_is_lost_and_found(
     make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
 ) -> None:
-    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen(where(medium))
-    child = start_echo(start, zero, where(medium))
-    zero.send(1, b"x")
-    zero.message()
+    worker0 = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen(where(medium))
+    child = start_echo(start, worker0, where(medium))
+    worker0.send(1, b"x")
+    worker0.message()
     suspend(child.process.pid)
     try:
-        assert "no heartbeat" in zero.lost()
+        assert "no heartbeat" in worker0.lost()
     finally:
         child.process.send_signal(signal.SIGCONT)
-    zero.next("found")
-    zero.send(1, b"y")
-    assert zero.message() == (1, [b"y"])
+    worker0.next("found")
+    worker0.send(1, b"y")
+    assert worker0.message() == (1, [b"y"])
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
@@ -150,72 +150,72 @@ def test_a_peer_suspended_while_receiving_is_lost(
     make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
 ) -> None:
     """The connection's buffers are full, so no heartbeat can be sent."""
-    zero = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen(where(medium))
-    child = start_echo(start, zero, where(medium), heartbeat=0.2, heartbeat_timeout=1.0)
-    zero.send(1, b"x")
-    zero.message()
+    worker0 = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen(where(medium))
+    child = start_echo(start, worker0, where(medium), heartbeat=0.2, heartbeat_timeout=1.0)
+    worker0.send(1, b"x")
+    worker0.message()
     suspend(child.process.pid)
     try:
-        zero.send(1, bytes(64 << 20))
-        assert "no heartbeat" in zero.lost()
+        worker0.send(1, bytes(64 << 20))
+        assert "no heartbeat" in worker0.lost()
     finally:
         child.process.send_signal(signal.SIGCONT)
 
 
 def test_an_idle_peer_is_kept(make: MakeWorker) -> None:
     settings = {"heartbeat": 0.1, "heartbeat_timeout": 0.8}
-    zero, one = (make(n, **settings).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
-    one.learn(zero)
-    zero.send(1, b"x")
-    one.message()
-    assert zero.transport.receive(2) is None  # no loss in more than twice the heartbeat timeout
-    one.send(0, b"y", reply=True)
-    assert zero.message() == (1, [b"y"])
+    worker0, worker1 = (make(n, **settings).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
+    worker1.learn(worker0)
+    worker0.send(1, b"x")
+    worker1.message()
+    assert worker0.transport.receive(2) is None  # no loss in more than twice the heartbeat timeout
+    worker1.send(0, b"y", reply=True)
+    assert worker0.message() == (1, [b"y"])
 
 
 def test_messages_to_a_lost_peer_are_never_delivered(make: MakeWorker, encrypted: bool) -> None:
-    zero, absent = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
+    worker0, absent = make(0, encrypted).listen("tcp://127.0.0.1:*"), make(1, encrypted)
     absent.endpoint = f"tcp://127.0.0.1:{free_port()}"
-    zero.learn(absent)
-    zero.try_to_send(1, b"stale")
+    worker0.learn(absent)
+    worker0.try_to_send(1, b"stale")
     with contextlib.suppress(TransportError):  # the peer may already be lost
         for _ in range(1000):
-            zero.send(1, b"stale", b"x" * 10_000)
-    zero.lost()
-    one = absent.learn(zero).listen(absent.endpoint)
-    zero.next("found")
-    zero.send(1, b"fresh")
-    assert one.message() == (0, [b"fresh"])
-    assert one.transport.receive(0.2) is None
+            worker0.send(1, b"stale", b"x" * 10_000)
+    worker0.lost()
+    worker1 = absent.learn(worker0).listen(absent.endpoint)
+    worker0.next("found")
+    worker0.send(1, b"fresh")
+    assert worker1.message() == (0, [b"fresh"])
+    assert worker1.transport.receive(0.2) is None
 
 
 def test_a_peer_can_be_lost_and_found_repeatedly(make: MakeWorker, encrypted: bool) -> None:
-    zero = make(0, encrypted).listen("tcp://127.0.0.1:*")
-    one = make(1, encrypted).listen("tcp://127.0.0.1:*").learn(zero)
+    worker0 = make(0, encrypted).listen("tcp://127.0.0.1:*")
+    worker1 = make(1, encrypted).listen("tcp://127.0.0.1:*").learn(worker0)
     for number in range(3):
-        zero.learn(one)
+        worker0.learn(worker1)
         if number:
-            zero.next("found")
-        zero.send(1, b"%d" % number)
-        assert one.message() == (0, [b"%d" % number])
-        one.send(0, b"reply", reply=True)
-        assert zero.message() == (1, [b"reply"])
-        one.transport.close(0)
-        zero.lost()
-        one = make(1, encrypted).listen("tcp://127.0.0.1:*").learn(zero)
+            worker0.next("found")
+        worker0.send(1, b"%d" % number)
+        assert worker1.message() == (0, [b"%d" % number])
+        worker1.send(0, b"reply", reply=True)
+        assert worker0.message() == (1, [b"reply"])
+        worker1.transport.close(0)
+        worker0.lost()
+        worker1 = make(1, encrypted).listen("tcp://127.0.0.1:*").learn(worker0)
         # Like a restarted worker, it has another key and port, so worker 0 must learn it again.
-    assert (zero.metric("peers_lost"), zero.metric("peers_found")) == (3, 2)
+    assert (worker0.metric("peers_lost"), worker0.metric("peers_found")) == (3, 2)
 
 
 def test_a_loss_is_reported_once(make: MakeWorker) -> None:
-    zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
-    zero.send(1, b"x")
-    one.message()
-    one.transport.close(0)
-    zero.lost()
-    assert zero.transport.receive(0.5) is None  # meanwhile it tries to connect several times
+    worker0, worker1 = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
+    worker0.send(1, b"x")
+    worker1.message()
+    worker1.transport.close(0)
+    worker0.lost()
+    assert worker0.transport.receive(0.5) is None  # meanwhile it tries to connect several times
 
 
 def test_messages_sent_before_close_arrive_before_the_loss(
@@ -223,88 +223,90 @@ def test_messages_sent_before_close_arrive_before_the_loss(
 ) -> None:
     """A leaving worker's last reply still arrives."""
     for _ in range(20):
-        zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
-        zero.learn(one)
-        one.learn(zero)
-        zero.send(1, b"last")
-        one.message()
-        one.send(0, b"answer", b"x" * 100_000, reply=True)
-        one.transport.close(TIME_LIMIT)
-        assert zero.message() == (1, [b"answer", b"x" * 100_000])
-        zero.lost()
-        zero.transport.close(0)
+        worker0, worker1 = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+        worker0.learn(worker1)
+        worker1.learn(worker0)
+        worker0.send(1, b"last")
+        worker1.message()
+        worker1.send(0, b"answer", b"x" * 100_000, reply=True)
+        worker1.transport.close(TIME_LIMIT)
+        assert worker0.message() == (1, [b"answer", b"x" * 100_000])
+        worker0.lost()
+        worker0.transport.close(0)
 
 
 def test_a_changed_address_means_lost_then_found(make: MakeWorker, encrypted: bool) -> None:
-    zero = make(0, encrypted).listen("tcp://127.0.0.1:*")
-    old, new = (make(1, encrypted).listen("tcp://127.0.0.1:*").learn(zero) for _ in range(2))
-    zero.learn(old)
-    zero.send(1, b"x")
+    worker0 = make(0, encrypted).listen("tcp://127.0.0.1:*")
+    old, new = (make(1, encrypted).listen("tcp://127.0.0.1:*").learn(worker0) for _ in range(2))
+    worker0.learn(old)
+    worker0.send(1, b"x")
     old.message()
-    zero.learn(old)  # unchanged
-    assert zero.transport.receive(0.1) is None
-    zero.learn(new)
-    assert zero.lost() == "its address has changed"
-    new.learn(zero)
-    zero.next("found")
-    zero.send(1, b"y")
+    worker0.learn(old)  # unchanged
+    assert worker0.transport.receive(0.1) is None
+    worker0.learn(new)
+    assert worker0.lost() == "its address has changed"
+    new.learn(worker0)
+    worker0.next("found")
+    worker0.send(1, b"y")
     assert new.message() == (0, [b"y"])
 
 
 def test_a_forgotten_peer_is_refused_until_learned_again(pair: tuple[Worker, Worker]) -> None:
-    zero, one = pair
-    zero.send(1, b"request")
-    one.message()
-    one.send(0, b"request")
-    zero.message()
-    one.transport.forget(0)
-    one.transport.forget(0)
-    one.transport.forget(17)
+    worker0, worker1 = pair
+    worker0.send(1, b"request")
+    worker1.message()
+    worker1.send(0, b"request")
+    worker0.message()
+    worker1.transport.forget(0)
+    worker1.transport.forget(0)
+    worker1.transport.forget(17)
     # The reply to worker 0's last request is still sent: by that request it may have said that it leaves.
-    one.send(0, b"answer", reply=True)
-    assert zero.message() == (1, [b"answer"])
+    worker1.send(0, b"answer", reply=True)
+    assert worker0.message() == (1, [b"answer"])
     with pytest.raises(TransportError, match="worker 0 is not known"):
-        one.send(0, b"x")
-    zero.send(1, b"late")
-    assert one.transport.receive(0.2) is None
-    assert "worker 0 has left the group" in zero.lost()
-    one.learn(zero)
-    zero.next("found")
-    zero.send(1, b"back")
-    assert one.message() == (0, [b"back"])
+        worker1.send(0, b"x")
+    worker0.send(1, b"late")
+    assert worker1.transport.receive(0.2) is None
+    assert "worker 0 has left the group" in worker0.lost()
+    worker1.learn(worker0)
+    worker0.next("found")
+    worker0.send(1, b"back")
+    assert worker1.message() == (0, [b"back"])
 
 
 def test_a_new_connection_of_a_forgotten_peer_is_refused(pair: tuple[Worker, Worker]) -> None:
-    zero, one = pair
-    one.transport.forget(0)
-    zero.try_to_send(1, b"x")
-    assert one.transport.receive(0.2) is None
-    reason = zero.lost()
-    assert ("does not know this worker's key" if zero.key else "has left the group") in reason
-    one.log_line("does not belong to any worker" if zero.key else "worker 0 has left the group")
+    worker0, worker1 = pair
+    worker1.transport.forget(0)
+    worker0.try_to_send(1, b"x")
+    assert worker1.transport.receive(0.2) is None
+    reason = worker0.lost()
+    assert ("does not know this worker's key" if worker0.key else "has left the group") in reason
+    worker1.log_line(
+        "does not belong to any worker" if worker0.key else "worker 0 has left the group"
+    )
 
 
 def test_each_event_goes_to_exactly_one_thread(make: MakeWorker) -> None:
     """Four threads receive, and the loss is reported once."""
-    zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
-    found: list[str] = []
+    worker0, worker1 = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
+    kinds: list[str] = []
 
     def receive() -> None:
-        while (event := zero.transport.receive()) is not None:
-            found.append(event[0])
+        while (event := worker0.transport.receive()) is not None:
+            kinds.append(event[0])
 
     threads = [threading.Thread(target=receive) for _ in range(4)]
     for thread in threads:
         thread.start()
-    zero.send(1, b"x")
-    one.message()
-    one.transport.close(0)
-    eventually(lambda: "lost" in found, "the loss is reported")
-    zero.transport.close(0)
+    worker0.send(1, b"x")
+    worker1.message()
+    worker1.transport.close(0)
+    eventually(lambda: "lost" in kinds, "the loss is reported")
+    worker0.transport.close(0)
     for thread in threads:
         thread.join()
-    assert found == ["lost"]
+    assert kinds == ["lost"]
 
 
 # --- networks ------------------------------------------------------------------------------------
@@ -417,7 +419,7 @@ def test_a_slow_large_message_is_no_loss(on_two_hosts: TwoHosts) -> None:
 
 def test_holding_the_gil_delays_no_heartbeat(make: MakeWorker, start: Callable[..., Child]) -> None:
     """The message's memory is Python's: its release needs the GIL, which the program holds for 2 s."""
-    one = make(1, heartbeat=0.1, heartbeat_timeout=1).listen("tcp://127.0.0.1:*")
+    worker1 = make(1, heartbeat=0.1, heartbeat_timeout=1).listen("tcp://127.0.0.1:*")
     child = start(
         """
         import ctypes
@@ -431,12 +433,12 @@ def test_holding_the_gil_delays_no_heartbeat(make: MakeWorker, start: Callable[.
         hear()
         """
     )
-    one.transport.learn(0, child.hear(), None)
-    child.say(one.endpoint)
-    one.send(0, b"begin")
-    assert len(one.message()[1][0]) == 64 << 20
+    worker1.transport.learn(0, child.hear(), None)
+    child.say(worker1.endpoint)
+    worker1.send(0, b"begin")
+    assert len(worker1.message()[1][0]) == 64 << 20
     assert child.hear() == "done"
-    assert one.metric("peers_lost") == 0
+    assert worker1.metric("peers_lost") == 0
     child.say("end")
     assert child.end() == 0
 
@@ -444,16 +446,16 @@ def test_holding_the_gil_delays_no_heartbeat(make: MakeWorker, start: Callable[.
 def test_many_dead_peers_delay_no_other_peer(make: MakeWorker) -> None:
     """The peers are probed at the same time, and others can connect meanwhile."""
     count = 150
-    zero, one = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
-    one.learn(zero)
+    worker0, worker1 = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
+    worker1.learn(worker0)
     admitted = FORM + b"\1" + bytes(ANSWER_SIZE - len(FORM) - 1)
     with contextlib.ExitStack() as held:
         connections = []
         for number in range(count):
             server = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-            zero.transport.learn(2 + number, f"tcp://127.0.0.1:{server.getsockname()[1]}", None)
-            zero.send(2 + number, b"x")
+            worker0.transport.learn(2 + number, f"tcp://127.0.0.1:{server.getsockname()[1]}", None)
+            worker0.send(2 + number, b"x")
             connection = held.enter_context(server.accept()[0])
             connection.sendall(admitted)
             connections.append(connection)
@@ -468,8 +470,8 @@ def test_many_dead_peers_delay_no_other_peer(make: MakeWorker) -> None:
         for connection in connections:
             connection.close()
         begin = time.monotonic()
-        one.send(0, b"I am new")
-        events = [zero.next() for _ in range(count + 1)]
+        worker1.send(0, b"I am new")
+        events = [worker0.next() for _ in range(count + 1)]
         took = time.monotonic() - begin
         assert sorted(event[0] for event in events) == ["lost"] * count + ["message"]
         assert took < 2, "the peers are probed one after the other"  # that would take 3 s

@@ -45,16 +45,16 @@ SIZES += [(2 << 20) + 7, (5 << 20) + 3]
 def test_a_request_and_its_reply_arrive(
     make: MakeWorker, encrypted: bool, where: Callable[[str], str], medium: str
 ) -> None:
-    zero, one = (make(n, encrypted).listen(where(medium)) for n in (0, 1))
-    zero.learn(one)
-    one.learn(zero)
-    zero.send(1, b"head", b"tail")
-    assert one.message() == (0, [b"head", b"tail"])
-    one.send(0, b"reply", reply=True)
-    assert zero.message() == (1, [b"reply"])
+    worker0, worker1 = (make(n, encrypted).listen(where(medium)) for n in (0, 1))
+    worker0.learn(worker1)
+    worker1.learn(worker0)
+    worker0.send(1, b"head", b"tail")
+    assert worker1.message() == (0, [b"head", b"tail"])
+    worker1.send(0, b"reply", reply=True)
+    assert worker0.message() == (1, [b"reply"])
     # The other direction has a connection of its own.
-    one.send(0, b"request")
-    assert zero.message() == (1, [b"request"])
+    worker1.send(0, b"request")
+    assert worker0.message() == (1, [b"request"])
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
@@ -76,29 +76,29 @@ def test_a_worker_can_call_itself(make: MakeWorker, encrypted: bool) -> None:
 
 
 def test_parts_of_all_sizes_arrive_unchanged(pair: tuple[Worker, Worker]) -> None:
-    zero, one = pair
+    worker0, worker1 = pair
     parts = [os.urandom(size) for size in SIZES]
-    zero.send(1, *parts)
-    _, peer, found, _ = one.next("message")
+    worker0.send(1, *parts)
+    _, peer, received, _ = worker1.next("message")
     assert peer == 0
-    assert [bytes(part) for part in found] == parts
-    one.send(0, *reversed(parts), reply=True)
-    assert zero.message() == (1, list(reversed(parts)))
+    assert [bytes(part) for part in received] == parts
+    worker1.send(0, *reversed(parts), reply=True)
+    assert worker0.message() == (1, list(reversed(parts)))
 
 
 def test_small_parts_may_exceed_one_read(pair: tuple[Worker, Worker]) -> None:
     """Together, the parts and the list of their sizes take several MiB."""
-    zero, one = pair
+    worker0, worker1 = pair
     parts = [bytes([number % 256]) * (number % 4000) for number in range(2000)]
-    zero.send(1, *parts)
-    assert one.message() == (0, parts)
+    worker0.send(1, *parts)
+    assert worker1.message() == (0, parts)
 
 
 def test_messages_may_have_no_or_empty_parts(pair: tuple[Worker, Worker]) -> None:
-    zero, one = pair
+    worker0, worker1 = pair
     for parts in ([], [b""], [b"", b"", b"x", b""]):
-        zero.send(1, *parts)
-        assert one.message() == (0, parts)
+        worker0.send(1, *parts)
+        assert worker1.message() == (0, parts)
 
 
 def test_received_parts_are_aligned_for_tensors(
@@ -106,19 +106,19 @@ def test_received_parts_are_aligned_for_tensors(
 ) -> None:
     import numpy
 
-    zero, one = pair
-    zero.send(1, b"small", b"x" * (3 << 20), b"odd", b"y" * 5000)
-    _, _, parts, _ = one.next("message")
+    worker0, worker1 = pair
+    worker0.send(1, b"small", b"x" * (3 << 20), b"odd", b"y" * 5000)
+    _, _, parts, _ = worker1.next("message")
     addresses = [numpy.frombuffer(part, dtype=numpy.uint8).ctypes.data for part in parts]
     assert [address % 16 for address in addresses] == [0, 0, 0, 0]
 
 
 def test_a_message_of_64_mib_arrives_between_others(pair: tuple[Worker, Worker]) -> None:
-    zero, one = pair
+    worker0, worker1 = pair
     large = os.urandom(64 << 20)
-    zero.send(1, b"before", large, b"after")
-    zero.send(1, b"next")
-    messages = sorted((one.message() for _ in range(2)), key=lambda message: len(message[1]))
+    worker0.send(1, b"before", large, b"after")
+    worker0.send(1, b"next")
+    messages = sorted((worker1.message() for _ in range(2)), key=lambda message: len(message[1]))
     assert messages[0] == (0, [b"next"])
     peer, parts = messages[1]
     assert (peer, [len(part) for part in parts]) == (0, [6, 64 << 20, 5])
@@ -128,13 +128,13 @@ def test_a_message_of_64_mib_arrives_between_others(pair: tuple[Worker, Worker])
 def test_memory_is_reused_once_it_is_released(pair: tuple[Worker, Worker]) -> None:
     import numpy
 
-    zero, one = pair
+    worker0, worker1 = pair
     sent = [os.urandom((5 << 20) + number) for number in (3, 2, 1)]
     arrived = []
     addresses = []
     for number, large in enumerate(sent):
-        zero.send(1, large)
-        _, _, (part,), _ = one.next("message")
+        worker0.send(1, large)
+        _, _, (part,), _ = worker1.next("message")
         addresses.append(numpy.frombuffer(part, dtype=numpy.uint8).ctypes.data)
         arrived.append(bytes(part) if number == 0 else part)
         del part
@@ -143,12 +143,12 @@ def test_memory_is_reused_once_it_is_released(pair: tuple[Worker, Worker]) -> No
 
 
 def test_the_memory_of_sent_messages_is_released(pair: tuple[Worker, Worker]) -> None:
-    zero, one = pair
+    worker0, worker1 = pair
     large = bytearray(3 << 20)
-    zero.transport.send(1, [large], False)
-    one.message()
-    one.send(0, b"done", reply=True)
-    zero.message()
+    worker0.transport.send(1, [large], False)
+    worker1.message()
+    worker1.send(0, b"done", reply=True)
+    worker0.message()
 
     def is_released() -> bool:
         try:
@@ -161,27 +161,27 @@ def test_the_memory_of_sent_messages_is_released(pair: tuple[Worker, Worker]) ->
 
 
 def test_received_parts_outlive_the_transport(pair: tuple[Worker, Worker]) -> None:
-    zero, one = pair
+    worker0, worker1 = pair
     parts = [os.urandom(size) for size in SIZES]
-    zero.send(1, *parts)
-    _, _, found, _ = one.next("message")
-    one.transport.close(0)
-    zero.transport.close(0)
-    assert [bytes(part) for part in found] == parts
+    worker0.send(1, *parts)
+    _, _, received, _ = worker1.next("message")
+    worker1.transport.close(0)
+    worker0.transport.close(0)
+    assert [bytes(part) for part in received] == parts
 
 
 def test_an_oversized_message_is_refused_by_its_sender(make: MakeWorker) -> None:
-    zero, one = (make(n, max_message=1000).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
-    one.learn(zero)
-    zero.send(1, b"x" * 999, b"y")
-    assert one.message()[0] == 0
+    worker0, worker1 = (make(n, max_message=1000).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
+    worker1.learn(worker0)
+    worker0.send(1, b"x" * 999, b"y")
+    assert worker1.message()[0] == 0
     with pytest.raises(TransportError, match="1001 bytes is larger than the 1000"):
-        zero.send(1, b"x" * 1000, b"y")
+        worker0.send(1, b"x" * 1000, b"y")
     with pytest.raises(TransportError, match="65537 parts"):
-        zero.send(1, *[b""] * 65537)
-    zero.send(1, *[b""] * 65536)
-    assert len(one.message()[1]) == 65536
+        worker0.send(1, *[b""] * 65537)
+    worker0.send(1, *[b""] * 65536)
+    assert len(worker1.message()[1]) == 65536
 
 
 @pytest.mark.parametrize("receivers", [1, 4])
@@ -203,10 +203,10 @@ def test_messages_of_many_senders_arrive_once(
             size = (2 << 20) if number % 100 == 50 else 10_000 if number % 10 == 5 else 10
             worker.send(0, f"{thread} {number}".encode(), b"x" * size)
 
-    def receive(found: list[tuple[int, int, int]]) -> None:
+    def receive(messages: list[tuple[int, int, int]]) -> None:
         while (event := target.transport.receive()) is not None:
             thread, number = bytes(event[2][0]).split()
-            found.append((event[1], int(thread), int(number)))
+            messages.append((event[1], int(thread), int(number)))
             left.release()
 
     running = [
@@ -214,15 +214,15 @@ def test_messages_of_many_senders_arrive_once(
         for worker in others
         for thread in range(threads)
     ]
-    running += [threading.Thread(target=receive, args=(found,)) for found in received]
-    for one in running:
-        one.start()
+    running += [threading.Thread(target=receive, args=(messages,)) for messages in received]
+    for started in running:
+        started.start()
     for _ in range(senders * threads * count):
         assert left.acquire(timeout=60)
     target.transport.close(0)
-    for one in running:
-        one.join()
-    everything = Counter(one for found in received for one in found)
+    for started in running:
+        started.join()
+    everything = Counter(message for messages in received for message in messages)
     assert len(everything) == senders * threads * count
     assert set(everything.values()) == {1}
     if receivers == 1:
@@ -236,19 +236,19 @@ def test_messages_of_many_senders_arrive_once(
 
 def test_replies_from_many_threads_reach_their_caller(pair: tuple[Worker, Worker]) -> None:
     """Threads on both sides return a thousand messages to each other, five times."""
-    zero, one = pair
+    worker0, worker1 = pair
     count, rounds = 1000, 5
     done = threading.Semaphore(0)
 
     def serve() -> None:
-        while (event := one.transport.receive()) is not None:
-            one.transport.send(0, event[2], True)
+        while (event := worker1.transport.receive()) is not None:
+            worker1.transport.send(0, event[2], True)
 
     def call() -> None:
-        while (event := zero.transport.receive()) is not None:
+        while (event := worker0.transport.receive()) is not None:
             number, left = map(int, bytes(event[2][0]).split())
             if left:
-                zero.send(1, f"{number} {left - 1}".encode())
+                worker0.send(1, f"{number} {left - 1}".encode())
             else:
                 done.release()
 
@@ -256,11 +256,11 @@ def test_replies_from_many_threads_reach_their_caller(pair: tuple[Worker, Worker
     for thread in threads:
         thread.start()
     for number in range(count):
-        zero.send(1, f"{number} {rounds}".encode())
+        worker0.send(1, f"{number} {rounds}".encode())
     for _ in range(count):
         assert done.acquire(timeout=60)
-    zero.transport.close(0)
-    one.transport.close(0)
+    worker0.transport.close(0)
+    worker1.transport.close(0)
     for thread in threads:
         thread.join()
 
@@ -269,20 +269,20 @@ def test_replies_from_many_threads_reach_their_caller(pair: tuple[Worker, Worker
 def test_a_message_over_the_peers_limit_is_an_error(
     make: MakeWorker, where: Callable[[str], str], medium: str
 ) -> None:
-    zero = make(0).listen(where(medium))
-    one = make(1, max_message=1000).listen(where(medium)).learn(zero)
-    zero.transport.learn(1, one.endpoint, None, None, 1000)
-    one.send(0, b"x")
-    zero.message()
+    worker0 = make(0).listen(where(medium))
+    worker1 = make(1, max_message=1000).listen(where(medium)).learn(worker0)
+    worker0.transport.learn(1, worker1.endpoint, None, None, 1000)
+    worker1.send(0, b"x")
+    worker0.message()
 
     for reply in (False, True):
         with pytest.raises(
             TransportError, match=r"1001 bytes is larger than the 1000 that worker 1 takes"
         ):
-            zero.send(1, bytes(1001), reply=reply)
-        zero.send(1, bytes(1000), reply=reply)
-        assert one.message() == (0, [bytes(1000)])
-    assert zero.metric("peers_lost") == one.metric("peers_lost") == 0
+            worker0.send(1, bytes(1001), reply=reply)
+        worker0.send(1, bytes(1000), reply=reply)
+        assert worker1.message() == (0, [bytes(1000)])
+    assert worker0.metric("peers_lost") == worker1.metric("peers_lost") == 0
 
 
 def mapping_flags(data: memoryview) -> list[str]:
@@ -305,8 +305,8 @@ def test_only_memory_for_frequent_use_has_huge_pages(
     """A very large message is received once, and huge pages may take long to get ready."""
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         pytest.skip("this kernel has no transparent huge pages")
-    zero, one = (make(n).listen(where("ipc")) for n in (0, 1))
-    zero.learn(one)
-    zero.send(1, bytes(mib << 20))
-    _, _, (part,), _ = one.next("message")
+    worker0, worker1 = (make(n).listen(where("ipc")) for n in (0, 1))
+    worker0.learn(worker1)
+    worker0.send(1, bytes(mib << 20))
+    _, _, (part,), _ = worker1.next("message")
     assert ("hg" in mapping_flags(part)) is huge

@@ -30,29 +30,29 @@ MakeWorker = Callable[..., Worker]
 
 
 def test_an_unknown_key_is_refused(make: MakeWorker) -> None:
-    zero, stranger = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    stranger.learn(zero)
+    worker0, stranger = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    stranger.learn(worker0)
     stranger.try_to_send(0, b"let me in")
-    line = zero.log_line("127.0.0.1")
+    line = worker0.log_line("127.0.0.1")
     assert stranger.key is not None
     assert stranger.key.decode() in line
     assert "does not belong to any worker that this worker knows" in line
     assert stranger.lost() == (
-        f"handshake with {zero.endpoint} failed: the peer does not know this worker's key"
+        f"handshake with {worker0.endpoint} failed: the peer does not know this worker's key"
     )
-    assert zero.transport.receive(0.1) is None
-    assert zero.metric("refused") >= 1
+    assert worker0.transport.receive(0.1) is None
+    assert worker0.metric("refused") >= 1
 
 
 def test_a_key_is_admitted_once_learned(make: MakeWorker) -> None:
-    zero, one = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    one.learn(zero)
-    one.try_to_send(0, b"too early")
-    one.lost()
-    zero.learn(one)
-    one.next("found")
-    one.send(0, b"x")
-    assert zero.message() == (1, [b"x"])
+    worker0, worker1 = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker1.learn(worker0)
+    worker1.try_to_send(0, b"too early")
+    worker1.lost()
+    worker0.learn(worker1)
+    worker1.next("found")
+    worker1.send(0, b"x")
+    assert worker0.message() == (1, [b"x"])
 
 
 def test_unknown_keys_are_looked_up_by_callback(make: MakeWorker) -> None:
@@ -60,34 +60,34 @@ def test_unknown_keys_are_looked_up_by_callback(make: MakeWorker) -> None:
 
     def whose(key: bytes, waited: float) -> int | None:
         asked.append(key)
-        return 7 if key == seven.key else None
+        return 7 if key == worker7.key else None
 
-    zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
-    seven, stranger = (make(n, True).listen("tcp://127.0.0.1:*") for n in (7, 8))
-    for one in (seven, stranger):
-        one.learn(zero)
-        one.try_to_send(0, b"x")
-    assert zero.message() == (7, [b"x"])
-    assert "does not belong to any worker of the group" in zero.log_line("does not belong to")
+    worker0 = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    worker7, stranger = (make(n, True).listen("tcp://127.0.0.1:*") for n in (7, 8))
+    for caller in (worker7, stranger):
+        caller.learn(worker0)
+        caller.try_to_send(0, b"x")
+    assert worker0.message() == (7, [b"x"])
+    assert "does not belong to any worker of the group" in worker0.log_line("does not belong to")
     stranger.lost()
     # The address of worker 7 is unknown: worker 0 can answer it, but cannot call it.
-    zero.send(7, b"reply", reply=True)
-    assert seven.message() == (0, [b"reply"])
+    worker0.send(7, b"reply", reply=True)
+    assert worker7.message() == (0, [b"reply"])
     with pytest.raises(TransportError, match="worker 7 is not known"):
-        zero.send(7, b"x")
-    assert asked.count(seven.key or b"") == 1
+        worker0.send(7, b"x")
+    assert asked.count(worker7.key or b"") == 1
 
 
 def test_a_worker_that_leaves_during_its_lookup_is_refused(make: MakeWorker) -> None:
     def whose(key: bytes, waited: float) -> int:
-        zero.transport.forget(7)
+        worker0.transport.forget(7)
         return 7
 
-    zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
-    seven = make(7, True).listen("tcp://127.0.0.1:*").learn(zero)
-    seven.try_to_send(0, b"x")
-    assert "worker 7 has left the group" in seven.lost()
-    assert zero.transport.receive(0.1) is None
+    worker0 = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    worker7 = make(7, True).listen("tcp://127.0.0.1:*").learn(worker0)
+    worker7.try_to_send(0, b"x")
+    assert "worker 7 has left the group" in worker7.lost()
+    assert worker0.transport.receive(0.1) is None
 
 
 def test_a_slow_lookup_delays_no_other_peer(make: MakeWorker) -> None:
@@ -98,15 +98,15 @@ def test_a_slow_lookup_delays_no_other_peer(make: MakeWorker) -> None:
         end_lookup.wait(TIME_LIMIT)
         return 2
 
-    zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
-    one, two = (make(n, True).listen("tcp://127.0.0.1:*").learn(zero) for n in (1, 2))
-    zero.learn(one)
-    two.send(0, b"from two")
+    worker0 = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    worker1, worker2 = (make(n, True).listen("tcp://127.0.0.1:*").learn(worker0) for n in (1, 2))
+    worker0.learn(worker1)
+    worker2.send(0, b"from two")
     assert lookup_started.wait(TIME_LIMIT)
-    one.send(0, b"from one")
-    assert zero.message() == (1, [b"from one"])
+    worker1.send(0, b"from one")
+    assert worker0.message() == (1, [b"from one"])
     end_lookup.set()
-    assert zero.message() == (2, [b"from two"])
+    assert worker0.message() == (2, [b"from two"])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -117,20 +117,20 @@ def test_a_failed_lookup_refuses_the_key(make: MakeWorker, answer: Any) -> None:
             raise answer
         return answer
 
-    zero = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
-    one = make(1, True).listen("tcp://127.0.0.1:*").learn(zero)
-    one.try_to_send(0, b"x")
-    assert "does not know this worker's key" in one.lost()
+    worker0 = make(0, True, on_unknown_key=whose).listen("tcp://127.0.0.1:*")
+    worker1 = make(1, True).listen("tcp://127.0.0.1:*").learn(worker0)
+    worker1.try_to_send(0, b"x")
+    assert "does not know this worker's key" in worker1.lost()
 
 
 def test_a_listener_with_another_key_gets_nothing(make: MakeWorker) -> None:
-    zero, one, other = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
-    one.learn(zero)
-    zero.transport.learn(1, one.endpoint, other.key)
-    zero.try_to_send(1, b"for one only")
-    assert "handshake" in zero.lost()
-    assert one.transport.receive(0.1) is None
-    assert "key is not the one" in one.log_line("a connection to")
+    worker0, worker1, other = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
+    worker1.learn(worker0)
+    worker0.transport.learn(1, worker1.endpoint, other.key)
+    worker0.try_to_send(1, b"for one only")
+    assert "handshake" in worker0.lost()
+    assert worker1.transport.receive(0.1) is None
+    assert "key is not the one" in worker1.log_line("a connection to")
 
 
 @pytest.mark.parametrize("caller_encrypts", [False, True])
@@ -219,32 +219,32 @@ def refusal_without_messages(worker: Worker, intruder: Intruder) -> str:
 
 def test_a_message_has_the_expected_form(make: MakeWorker, encrypted: bool) -> None:
     """Intruders of these tests can send valid messages, so a refusal is not due to how they send."""
-    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
-    other = Intruder(zero, greeting(1), one).admitted()
-    other.send(plain(b"hello"))
-    assert zero.message() == (1, [b"hello"])
-    other.send(message(5000, 3), b"x" * 5000, b"abc")
-    assert zero.message() == (1, [b"x" * 5000, b"abc"])
-    zero.send(1, b"reply", reply=True)
-    assert other.read(len(plain(b"reply"))) == plain(b"reply")
+    worker0, worker1 = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
+    intruder = Intruder(worker0, greeting(1), worker1).admitted()
+    intruder.send(plain(b"hello"))
+    assert worker0.message() == (1, [b"hello"])
+    intruder.send(message(5000, 3), b"x" * 5000, b"abc")
+    assert worker0.message() == (1, [b"x" * 5000, b"abc"])
+    worker0.send(1, b"reply", reply=True)
+    assert intruder.read(len(plain(b"reply"))) == plain(b"reply")
 
 
 def test_a_worker_cannot_impersonate_another(make: MakeWorker) -> None:
     """The key identifies a worker. The id that a connection claims does not."""
-    zero, one, two = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
-    zero.learn(one, two)
-    impostor = Intruder(zero, greeting(1), two)
+    worker0, worker1, worker2 = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
+    worker0.learn(worker1, worker2)
+    impostor = Intruder(worker0, greeting(1), worker2)
     impostor.send(plain(b"I am one"))
     reason = impostor.refusal()
     assert "a process that claims to be worker 1 has the key of worker 2" in reason
-    zero.log_line("worker 1 has the key of worker 2")
-    assert zero.transport.receive(0.01) is None
-    one.learn(zero)
-    one.send(0, b"I am")
-    assert zero.message() == (1, [b"I am"])
-    zero.send(1, b"for one", reply=True)
-    assert one.message() == (0, [b"for one"])
+    worker0.log_line("worker 1 has the key of worker 2")
+    assert worker0.transport.receive(0.01) is None
+    worker1.learn(worker0)
+    worker1.send(0, b"I am")
+    assert worker0.message() == (1, [b"I am"])
+    worker0.send(1, b"for one", reply=True)
+    assert worker1.message() == (0, [b"for one"])
 
 
 @pytest.mark.parametrize(
@@ -258,14 +258,14 @@ def test_a_worker_cannot_impersonate_another(make: MakeWorker) -> None:
     ids=["text", "a later version", "an earlier version", "negative"],
 )
 def test_an_invalid_greeting_is_refused(make: MakeWorker, encrypted: bool, name: bytes) -> None:
-    zero, one = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    zero.learn(one)
-    other = Intruder(zero, name, one)
-    assert "not a worker of this version" in other.refusal()
-    assert zero.transport.receive(0.01) is None
-    one.learn(zero)
-    one.send(0, b"fine")
-    assert zero.message() == (1, [b"fine"])
+    worker0, worker1 = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    worker0.learn(worker1)
+    intruder = Intruder(worker0, name, worker1)
+    assert "not a worker of this version" in intruder.refusal()
+    assert worker0.transport.receive(0.01) is None
+    worker1.learn(worker0)
+    worker1.send(0, b"fine")
+    assert worker0.message() == (1, [b"fine"])
 
 
 MALFORMED = {
@@ -285,38 +285,38 @@ MALFORMED = {
 def test_an_invalid_message_ends_its_connection(
     make: MakeWorker, encrypted: bool, data: bytes
 ) -> None:
-    zero, one, two = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
-    zero.learn(one, two)
-    other = Intruder(zero, greeting(2), two).admitted()
-    other.send(plain(b"good"))
-    assert zero.message() == (2, [b"good"])
-    other.send(data, plain(b"good again, and too late"))
-    assert refusal_without_messages(zero, other)
-    zero.log_line("worker 2: the peer sent an invalid message")
-    assert zero.metric("rejected") == 1
+    worker0, worker1, worker2 = (make(n, encrypted).listen("tcp://127.0.0.1:*") for n in (0, 1, 2))
+    worker0.learn(worker1, worker2)
+    intruder = Intruder(worker0, greeting(2), worker2).admitted()
+    intruder.send(plain(b"good"))
+    assert worker0.message() == (2, [b"good"])
+    intruder.send(data, plain(b"good again, and too late"))
+    assert refusal_without_messages(worker0, intruder)
+    worker0.log_line("worker 2: the peer sent an invalid message")
+    assert worker0.metric("rejected") == 1
     # Other peers are unaffected, and the refused peer may connect again.
-    one.learn(zero)
-    one.send(0, b"fine")
-    assert zero.message() == (1, [b"fine"])
-    again = Intruder(zero, greeting(2), two).admitted()
+    worker1.learn(worker0)
+    worker1.send(0, b"fine")
+    assert worker0.message() == (1, [b"fine"])
+    again = Intruder(worker0, greeting(2), worker2).admitted()
     again.send(plain(b"better"))
-    assert zero.message() == (2, [b"better"])
+    assert worker0.message() == (2, [b"better"])
 
 
 def test_an_invalid_reply_makes_its_sender_lost(make: MakeWorker) -> None:
-    zero = make(0).listen("tcp://127.0.0.1:*")
+    worker0 = make(0).listen("tcp://127.0.0.1:*")
     with socket.create_server(("127.0.0.1", 0)) as liar:
-        zero.transport.learn(1, f"tcp://127.0.0.1:{liar.getsockname()[1]}", None)
-        zero.send(1, b"x")
+        worker0.transport.learn(1, f"tcp://127.0.0.1:{liar.getsockname()[1]}", None)
+        worker0.send(1, b"x")
         caller, _ = liar.accept()
         with caller:
             assert len(caller.recv(56, socket.MSG_WAITALL)) == 56
             caller.sendall(ADMITTED + b"nonsense")
-            assert "the peer sent an invalid message" in zero.lost()
+            assert "the peer sent an invalid message" in worker0.lost()
         again, _ = liar.accept()
         with again:
             again.sendall(ADMITTED)
-            zero.next("found")  # the port is still open
+            worker0.next("found")  # the port is still open
 
 
 #: The answer to a greeting.
@@ -324,19 +324,19 @@ ADMITTED = greeting(1)[:8] + struct.pack("<II", 1, 0) + bytes(32)
 
 
 def test_reject_reports_the_reason_to_the_peer(pair: tuple[Worker, Worker]) -> None:
-    zero, one = pair
-    zero.send(1, b"what the agent cannot read")
-    one.message()
-    one.send(0, b"x")
-    zero.message()
-    one.transport.reject(0, "a message that is none")
-    one.transport.reject(17, "nobody")
-    assert "a message that is none" in zero.lost()
-    assert one.lost() == "rejected: a message that is none"
+    worker0, worker1 = pair
+    worker0.send(1, b"what the agent cannot read")
+    worker1.message()
+    worker1.send(0, b"x")
+    worker0.message()
+    worker1.transport.reject(0, "a message that is none")
+    worker1.transport.reject(17, "nobody")
+    assert "a message that is none" in worker0.lost()
+    assert worker1.lost() == "rejected: a message that is none"
     for worker in pair:
         worker.next("found")
-    zero.send(1, b"better")
-    assert one.message() == (0, [b"better"])
+    worker0.send(1, b"better")
+    assert worker1.message() == (0, [b"better"])
 
 
 # --- an attacker on the path ---------------------------------------------------------------------
@@ -377,39 +377,39 @@ class Relay:
 @pytest.fixture
 def relayed(make: MakeWorker) -> Iterator[tuple[Worker, Worker, Relay]]:
     """Yield two workers that encrypt, and what is between them."""
-    zero, one = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    relay = Relay(one.endpoint)
-    zero.transport.learn(1, relay.endpoint, one.key)
-    one.learn(zero)
-    yield zero, one, relay
+    worker0, worker1 = (make(n, True).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    relay = Relay(worker1.endpoint)
+    worker0.transport.learn(1, relay.endpoint, worker1.key)
+    worker1.learn(worker0)
+    yield worker0, worker1, relay
     relay.listening.close()
 
 
 def test_a_changed_bit_ends_the_connection_and_loses_the_message(
     relayed: tuple[Worker, Worker, Relay],
 ) -> None:
-    zero, one, relay = relayed
-    zero.send(1, b"before")
-    assert one.message() == (0, [b"before"])
+    worker0, worker1, relay = relayed
+    worker0.send(1, b"before")
+    assert worker1.message() == (0, [b"before"])
     relay.changes = True
-    zero.send(1, b"x" * 100_000)
-    one.log_line("worker 0: the data that arrived was changed on its way")
+    worker0.send(1, b"x" * 100_000)
+    worker1.log_line("worker 0: the data that arrived was changed on its way")
     relay.changes = False
-    zero.lost()
-    zero.next("found")
-    zero.send(1, b"after")
-    assert one.message() == (0, [b"after"])
+    worker0.lost()
+    worker0.next("found")
+    worker0.send(1, b"after")
+    assert worker1.message() == (0, [b"after"])
 
 
 def test_an_attacker_on_the_path_sees_no_data(relayed: tuple[Worker, Worker, Relay]) -> None:
-    zero, one, relay = relayed
+    worker0, worker1, relay = relayed
     secrets = [os.urandom(32) * 100 for _ in range(100)]
-    zero.send(1, *secrets)
-    assert one.message() == (0, secrets)
+    worker0.send(1, *secrets)
+    assert worker1.message() == (0, secrets)
     assert len(relay.seen) > sum(map(len, secrets))
     for secret in secrets:
         assert secret[:16] not in relay.seen
-    for key in (zero.key, one.key):
+    for key in (worker0.key, worker1.key):
         assert key is not None
         assert key not in relay.seen
 
@@ -436,10 +436,10 @@ GARBAGE = {
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 def test_garbage_disturbs_no_peer(pair: tuple[Worker, Worker], garbage: bytes) -> None:
-    zero, one = pair
-    zero.send(1, b"before")
-    one.message()
-    port = int(one.endpoint.rpartition(":")[2])
+    worker0, worker1 = pair
+    worker0.send(1, b"before")
+    worker1.message()
+    port = int(worker1.endpoint.rpartition(":")[2])
     open_connections = []
     for number in range(20):
         connection = socket.create_connection(("127.0.0.1", port))
@@ -453,21 +453,21 @@ def test_garbage_disturbs_no_peer(pair: tuple[Worker, Worker], garbage: bytes) -
             connection.close()
         else:
             open_connections.append(connection)
-    zero.send(1, b"after")
-    assert one.message() == (0, [b"after"])
-    one.send(0, b"reply", reply=True)
-    assert zero.message() == (1, [b"reply"])
+    worker0.send(1, b"after")
+    assert worker1.message() == (0, [b"after"])
+    worker1.send(0, b"reply", reply=True)
+    assert worker0.message() == (1, [b"reply"])
     for connection in open_connections:
         connection.close()
 
 
 def test_an_unfinished_handshake_times_out(make: MakeWorker) -> None:
-    zero = make(0, handshake_timeout=0.2).listen("tcp://127.0.0.1:*")
+    worker0 = make(0, handshake_timeout=0.2).listen("tcp://127.0.0.1:*")
     with socket.create_connection(
-        ("127.0.0.1", int(zero.endpoint.rpartition(":")[2]))
+        ("127.0.0.1", int(worker0.endpoint.rpartition(":")[2]))
     ) as connection:
         connection.settimeout(TIME_LIMIT)
         connection.sendall(greeting(1)[:20])
         while connection.recv(1000):
             pass
-    eventually(lambda: zero.metric("failed_handshakes") == 1, "the failed handshake is counted")
+    eventually(lambda: worker0.metric("failed_handshakes") == 1, "the failed handshake is counted")

@@ -35,22 +35,22 @@ MIRRORED = (PROOFS[1], PROOFS[0], PROOFS[3], PROOFS[2])
 
 
 @pytest.fixture
-def zero(make: MakeWorker, tmp_path: Path) -> Worker:
+def worker0(make: MakeWorker, tmp_path: Path) -> Worker:
     """Yield a worker that listens on a Unix socket and admits every process that can use it."""
     # These tests' own connections answer no heartbeats, so the heartbeat timeout is long.
     return make(0, heartbeat_timeout=TIME_LIMIT).listen(f"ipc://{tmp_path}/zero")
 
 
 @pytest.fixture
-def one(make: MakeWorker, tmp_path: Path, zero: Worker) -> Iterator[Worker]:
+def worker1(make: MakeWorker, tmp_path: Path, worker0: Worker) -> Iterator[Worker]:
     """Yield a peer that calls the worker, and can still call it at the end of the test."""
-    found = make(1, heartbeat_timeout=TIME_LIMIT).listen(f"ipc://{tmp_path}/one").learn(zero)
-    zero.learn(found)
-    found.send(0, b"before")
-    assert zero.message() == (1, [b"before"])
-    yield found
-    found.send(0, b"after")
-    assert zero.message() == (1, [b"after"])
+    worker = make(1, heartbeat_timeout=TIME_LIMIT).listen(f"ipc://{tmp_path}/one").learn(worker0)
+    worker0.learn(worker)
+    worker.send(0, b"before")
+    assert worker0.message() == (1, [b"before"])
+    yield worker
+    worker.send(0, b"after")
+    assert worker0.message() == (1, [b"after"])
 
 
 def connect(to: Worker, *, greet_as: int | None = None) -> socket.socket:
@@ -94,43 +94,43 @@ def peak_mib() -> float:
 
 
 def test_workers_with_matching_proofs_communicate(make: MakeWorker, tmp_path: Path) -> None:
-    zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
-    zero.transport.learn(1, one.endpoint, None, PROOFS)
-    one.transport.learn(0, zero.endpoint, None, MIRRORED)
+    worker0, worker1 = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
+    worker0.transport.learn(1, worker1.endpoint, None, PROOFS)
+    worker1.transport.learn(0, worker0.endpoint, None, MIRRORED)
 
-    one.send(0, b"x")
-    assert zero.message() == (1, [b"x"])
-    zero.send(1, b"y", reply=True)
-    assert one.message() == (0, [b"y"])
+    worker1.send(0, b"x")
+    assert worker0.message() == (1, [b"x"])
+    worker0.send(1, b"y", reply=True)
+    assert worker1.message() == (0, [b"y"])
 
 
 def test_a_caller_without_the_proof_is_refused(make: MakeWorker, tmp_path: Path) -> None:
-    zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
-    zero.transport.learn(1, one.endpoint, None, PROOFS)
-    one.transport.learn(0, zero.endpoint, None, (b"z" * 32, *MIRRORED[1:]))
+    worker0, worker1 = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
+    worker0.transport.learn(1, worker1.endpoint, None, PROOFS)
+    worker1.transport.learn(0, worker0.endpoint, None, (b"z" * 32, *MIRRORED[1:]))
 
-    one.try_to_send(0, b"x")
+    worker1.try_to_send(0, b"x")
 
-    assert one.lost().endswith("failed: its proof does not belong to any worker of the group")
-    assert zero.transport.receive(0.1) is None
-    assert zero.metric("refused") >= 1
+    assert worker1.lost().endswith("failed: its proof does not belong to any worker of the group")
+    assert worker0.transport.receive(0.1) is None
+    assert worker0.metric("refused") >= 1
 
 
 def test_nothing_is_sent_to_a_listener_without_proof(make: MakeWorker, tmp_path: Path) -> None:
-    zero, one = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
-    zero.transport.learn(1, one.endpoint, None, (*PROOFS[:2], b"z" * 32, PROOFS[3]))
-    one.transport.learn(0, zero.endpoint, None, MIRRORED)
+    worker0, worker1 = (make(n, wants_proofs=True).listen(f"ipc://{tmp_path}/{n}") for n in (0, 1))
+    worker0.transport.learn(1, worker1.endpoint, None, (*PROOFS[:2], b"z" * 32, PROOFS[3]))
+    worker1.transport.learn(0, worker0.endpoint, None, MIRRORED)
 
-    one.try_to_send(0, b"x")
+    worker1.try_to_send(0, b"x")
 
-    assert one.lost().endswith("failed: the listening process cannot prove that it is the peer")
-    assert zero.transport.receive(0.1) is None
+    assert worker1.lost().endswith("failed: the listening process cannot prove that it is the peer")
+    assert worker0.transport.receive(0.1) is None
 
 
 def test_a_false_worker_id_is_refused(make: MakeWorker, tmp_path: Path) -> None:
-    zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
-    zero.transport.learn(1, f"ipc://{tmp_path}/1", None, PROOFS)
-    with connect(zero) as connection:
+    worker0 = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
+    worker0.transport.learn(1, f"ipc://{tmp_path}/1", None, PROOFS)
+    with connect(worker0) as connection:
         connection.sendall(greeting(2, PROOFS[1]))
         assert b"a process that claims to be worker 2 has the proof of worker 1" in ended(
             connection
@@ -142,39 +142,39 @@ def test_a_proof_is_admitted_once_looked_up(make: MakeWorker, tmp_path: Path) ->
 
     def whose(proof: bytes, _waited: float) -> int | None:
         asked.append(proof)
-        zero.transport.learn(1, one.endpoint, None, PROOFS)
+        worker0.transport.learn(1, worker1.endpoint, None, PROOFS)
         return 1
 
-    zero = make(0, wants_proofs=True, on_unknown_key=whose).listen(f"ipc://{tmp_path}/0")
-    one = make(1, wants_proofs=True).listen(f"ipc://{tmp_path}/1")
-    one.transport.learn(0, zero.endpoint, None, MIRRORED)
+    worker0 = make(0, wants_proofs=True, on_unknown_key=whose).listen(f"ipc://{tmp_path}/0")
+    worker1 = make(1, wants_proofs=True).listen(f"ipc://{tmp_path}/1")
+    worker1.transport.learn(0, worker0.endpoint, None, MIRRORED)
 
-    one.send(0, b"x")
+    worker1.send(0, b"x")
 
-    assert zero.message() == (1, [b"x"])
+    assert worker0.message() == (1, [b"x"])
     assert asked == [PROOFS[1]]
 
 
 def test_proofs_of_a_wrong_length_are_an_error(make: MakeWorker, tmp_path: Path) -> None:
-    zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
+    worker0 = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
     with pytest.raises(
         TransportError, match="the proofs of worker 1 are invalid: each must be 32 bytes"
     ):
-        zero.transport.learn(1, "ipc:///x", None, (b"short", *PROOFS[1:]))
+        worker0.transport.learn(1, "ipc:///x", None, (b"short", *PROOFS[1:]))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_is_refused(zero: Worker, one: Worker, tmp_path: Path) -> None:
+def test_another_user_is_refused(worker0: Worker, worker1: Worker, tmp_path: Path) -> None:
     """This holds even if folder and socket are open to all users."""
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
-    Path(zero.endpoint.removeprefix("ipc://")).chmod(0o666)
+    Path(worker0.endpoint.removeprefix("ipc://")).chmod(0o666)
     child = os.fork()
     if child == 0:
         status = 1
         try:
             os.setuid(NOBODY)
-            connection = connect(zero)
+            connection = connect(worker0)
             connection.sendall(greeting(5))
             status = 0 if ended(connection) == b"" else 2
         except BrokenPipeError:
@@ -182,8 +182,8 @@ def test_another_user_is_refused(zero: Worker, one: Worker, tmp_path: Path) -> N
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert f"user {NOBODY}, but this is user 0" in zero.log_line("Unix socket")
-    assert zero.metric("refused") == 1
+    assert f"user {NOBODY}, but this is user 0" in worker0.log_line("Unix socket")
+    assert worker0.metric("refused") == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -206,12 +206,12 @@ def test_nothing_is_sent_to_a_socket_of_another_user(make: MakeWorker, tmp_path:
         finally:
             os._exit(0)
     os.read(to_parent[0], 1)
-    zero = make(0).listen(f"ipc://{tmp_path}/zero")
-    zero.transport.learn(1, f"ipc://{place}/one", None)
+    worker0 = make(0).listen(f"ipc://{tmp_path}/zero")
+    worker0.transport.learn(1, f"ipc://{place}/one", None)
 
-    zero.try_to_send(1, b"x")
+    worker0.try_to_send(1, b"x")
 
-    assert f"the listening process is process {child} of user {NOBODY}" in zero.lost()
+    assert f"the listening process is process {child} of user {NOBODY}" in worker0.lost()
     os.write(to_child[1], b"x")
     os.waitpid(child, 0)
     for descriptor in (*to_child, *to_parent):
@@ -222,24 +222,24 @@ def test_nothing_is_sent_to_a_socket_of_another_user(make: MakeWorker, tmp_path:
 
 
 def test_a_silent_connection_is_closed(make: MakeWorker, tmp_path: Path) -> None:
-    zero = make(0, handshake_timeout=0.3).listen(f"ipc://{tmp_path}/zero")
-    with connect(zero) as connection:
+    worker0 = make(0, handshake_timeout=0.3).listen(f"ipc://{tmp_path}/zero")
+    with connect(worker0) as connection:
         assert ended(connection) == b""
-    eventually(lambda: zero.metric("failed_handshakes") == 1, "the failed handshake is counted")
+    eventually(lambda: worker0.metric("failed_handshakes") == 1, "the failed handshake is counted")
 
 
-def test_few_of_many_silent_connections_are_kept(zero: Worker, one: Worker) -> None:
+def test_few_of_many_silent_connections_are_kept(worker0: Worker, worker1: Worker) -> None:
     """The oldest connections are closed for newer ones, so workers can connect."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     with ExitStack() as stack:
-        open_connections = [stack.enter_context(connect(zero)) for _ in range(1000)]
-        eventually(lambda: zero.metric("failed_handshakes") >= 1000 - 256, "most are closed")
+        open_connections = [stack.enter_context(connect(worker0)) for _ in range(1000)]
+        eventually(lambda: worker0.metric("failed_handshakes") >= 1000 - 256, "most are closed")
         assert len(list(Path("/proc/self/fd").iterdir())) - before <= len(open_connections) + 256
-        one.send(0, b"meanwhile")
-        assert zero.message() == (1, [b"meanwhile"])
-        with connect(zero, greet_as=2) as connection:
+        worker1.send(0, b"meanwhile")
+        assert worker0.message() == (1, [b"meanwhile"])
+        with connect(worker0, greet_as=2) as connection:
             connection.sendall(message(3) + b"new")
-            assert zero.message() == (2, [b"new"])
+            assert worker0.message() == (2, [b"new"])
 
 
 @pytest.mark.parametrize(
@@ -247,19 +247,19 @@ def test_few_of_many_silent_connections_are_kept(zero: Worker, one: Worker) -> N
     [b"GET / HTTP/1.1\r\n\r\n", bytes(56), FORM + b"\xff" * 48, b"\xff\0\0\0\0\0\0\0\1\x7f" + b"3"],
     ids=["http", "zeros", "no worker", "zmtp"],
 )
-def test_an_invalid_greeting_is_refused(zero: Worker, one: Worker, what: bytes) -> None:
-    with connect(zero) as connection:
+def test_an_invalid_greeting_is_refused(worker0: Worker, worker1: Worker, what: bytes) -> None:
+    with connect(worker0) as connection:
         connection.sendall(what)
         assert b"the connecting process is not a worker of this version" in ended(connection)
-    assert zero.metric("refused") == 1
+    assert worker0.metric("refused") == 1
 
 
-def test_half_a_greeting_disturbs_no_peer(zero: Worker, one: Worker) -> None:
-    with connect(zero) as connection:
+def test_half_a_greeting_disturbs_no_peer(worker0: Worker, worker1: Worker) -> None:
+    with connect(worker0) as connection:
         connection.sendall(greeting(5)[:20])
-        one.send(0, b"meanwhile")
-        assert zero.message() == (1, [b"meanwhile"])
-    eventually(lambda: zero.metric("failed_handshakes") == 1, "the failed handshake is counted")
+        worker1.send(0, b"meanwhile")
+        assert worker0.message() == (1, [b"meanwhile"])
+    eventually(lambda: worker0.metric("failed_handshakes") == 1, "the failed handshake is counted")
 
 
 # --- invalid messages ----------------------------------------------------------------------------
@@ -279,46 +279,46 @@ def test_half_a_greeting_disturbs_no_peer(zero: Worker, one: Worker) -> None:
     ],
 )
 def test_an_invalid_message_is_refused_with_the_reason(
-    zero: Worker, one: Worker, what: bytes, why: bytes
+    worker0: Worker, worker1: Worker, what: bytes, why: bytes
 ) -> None:
-    with connect(zero, greet_as=2) as connection:
+    with connect(worker0, greet_as=2) as connection:
         connection.sendall(what)
-        assert why in ended(connection, zero)
-    assert zero.metric("rejected") == 1
+        assert why in ended(connection, worker0)
+    assert worker0.metric("rejected") == 1
 
 
-def test_an_announced_size_takes_no_memory(zero: Worker, one: Worker) -> None:
+def test_an_announced_size_takes_no_memory(worker0: Worker, worker1: Worker) -> None:
     """The message is read as its bytes arrive."""
     before = peak_mib()
     with ExitStack() as stack:
         for worker in range(2, 12):
-            connection = stack.enter_context(connect(zero, greet_as=worker))
+            connection = stack.enter_context(connect(worker0, greet_as=worker))
             connection.sendall(message(1 << 30) + bytes(1000))
-        one.send(0, b"meanwhile")
-        assert zero.message() == (1, [b"meanwhile"])
+        worker1.send(0, b"meanwhile")
+        assert worker0.message() == (1, [b"meanwhile"])
         assert peak_mib() - before < 64
 
 
-def test_a_connection_closed_mid_message_disturbs_no_peer(zero: Worker, one: Worker) -> None:
-    with connect(zero, greet_as=2) as connection:
+def test_a_connection_closed_mid_message_disturbs_no_peer(worker0: Worker, worker1: Worker) -> None:
+    with connect(worker0, greet_as=2) as connection:
         connection.sendall(message(100, 100_000) + bytes(50_000))
-    assert zero.transport.receive(0.1) is None
+    assert worker0.transport.receive(0.1) is None
 
 
-def test_a_message_may_arrive_byte_by_byte(zero: Worker, one: Worker) -> None:
+def test_a_message_may_arrive_byte_by_byte(worker0: Worker, worker1: Worker) -> None:
     parts = [b"first", b"", os.urandom(5000), b"last"]
     whole = message(*map(len, parts)) + b"".join(parts)
-    with connect(zero, greet_as=2) as connection:
+    with connect(worker0, greet_as=2) as connection:
         sender = threading.Thread(
             target=lambda: [connection.sendall(whole[i : i + 1]) for i in range(len(whole))]
         )
         sender.start()
-        assert zero.message() == (2, parts)
+        assert worker0.message() == (2, parts)
         sender.join()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_parts_of_any_size_arrive(zero: Worker, one: Worker, seed: int) -> None:
+def test_parts_of_any_size_arrive(worker0: Worker, worker1: Worker, seed: int) -> None:
     chance = random.Random(seed)
     limits = [0, 1, 15, 16, 4095, 4096, 4097, 16383, 16384, 16385, 131071, 131072, 1 << 20, 3 << 20]
     sent = []
@@ -326,15 +326,15 @@ def test_parts_of_any_size_arrive(zero: Worker, one: Worker, seed: int) -> None:
         count = chance.choice([0, 1, 2, 3, 17, 70])
         sizes = [chance.choice(limits[: 14 if count < 4 else 10]) for _ in range(count)]
         sent.append([chance.randbytes(size) for size in sizes])
-        one.send(0, *sent[-1])
+        worker1.send(0, *sent[-1])
     # Large ones may arrive after later ones.
-    assert sorted(zero.message() for _ in sent) == sorted((1, parts) for parts in sent)
+    assert sorted(worker0.message() for _ in sent) == sorted((1, parts) for parts in sent)
 
 
 def test_a_peer_that_answers_no_heartbeat_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
-    zero = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen(f"ipc://{tmp_path}/zero")
-    with connect(zero, greet_as=2) as connection:
-        assert message(kind=3) in ended(connection, zero)
+    worker0 = make(0, heartbeat=0.1, heartbeat_timeout=0.5).listen(f"ipc://{tmp_path}/zero")
+    with connect(worker0, greet_as=2) as connection:
+        assert message(kind=3) in ended(connection, worker0)
 
 
 #: Heartbeats for peers that are slow: a large message takes more than twice the timeout.
@@ -350,9 +350,9 @@ def slowly(step: Callable[[], object]) -> None:
 
 
 def test_a_peer_that_reads_slowly_is_kept(make: MakeWorker, tmp_path: Path) -> None:
-    zero = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
-    with connect(zero, greet_as=2) as connection:
-        eventually(lambda: can_reply(zero, 2, bytes(64 << 20)), "the connection is open")
+    worker0 = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
+    with connect(worker0, greet_as=2) as connection:
+        eventually(lambda: can_reply(worker0, 2, bytes(64 << 20)), "the connection is open")
         expected = len(message(64 << 20)) + (64 << 20)
         read = 0
 
@@ -367,10 +367,10 @@ def test_a_peer_that_reads_slowly_is_kept(make: MakeWorker, tmp_path: Path) -> N
 
 
 def test_a_peer_that_writes_slowly_is_kept(make: MakeWorker, tmp_path: Path) -> None:
-    zero = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
-    with connect(zero, greet_as=2) as connection:
+    worker0 = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
+    with connect(worker0, greet_as=2) as connection:
         received: list[tuple[int, list[bytes]]] = []
-        receiver = threading.Thread(target=lambda: received.append(zero.message()))
+        receiver = threading.Thread(target=lambda: received.append(worker0.message()))
         receiver.start()
         size = 8 << 20
         left = memoryview(message(size) + bytes(size))
@@ -387,18 +387,18 @@ def test_a_peer_that_writes_slowly_is_kept(make: MakeWorker, tmp_path: Path) -> 
 
 def test_a_peer_that_stops_reading_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
     """It has read a part of a large message before, and messages still wait for it."""
-    zero = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
-    with connect(zero, greet_as=2) as connection:
-        eventually(lambda: can_reply(zero, 2, bytes(64 << 20)), "the connection is open")
+    worker0 = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
+    with connect(worker0, greet_as=2) as connection:
+        eventually(lambda: can_reply(worker0, 2, bytes(64 << 20)), "the connection is open")
         assert connection.recv(100_000)
-        eventually(lambda: not can_reply(zero, 2, b"later"), "the peer is dropped")
+        eventually(lambda: not can_reply(worker0, 2, b"later"), "the peer is dropped")
 
 
 def test_a_peer_that_stops_writing_is_dropped(make: MakeWorker, tmp_path: Path) -> None:
-    zero = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
-    with connect(zero, greet_as=2) as connection:
+    worker0 = make(0, **SLOW).listen(f"ipc://{tmp_path}/zero")
+    with connect(worker0, greet_as=2) as connection:
         connection.sendall(message(8 << 20) + bytes(100_000))
-        assert message(kind=3) in ended(connection, zero)
+        assert message(kind=3) in ended(connection, worker0)
 
 
 def can_reply(worker: Worker, peer: int, data: bytes) -> bool:
@@ -413,11 +413,13 @@ def can_reply(worker: Worker, peer: int, data: bytes) -> bool:
 def test_a_burst_arrives_without_further_traffic(make: MakeWorker, tmp_path: Path) -> None:
     """One read takes more messages than a thread handles at once. No later event wakes the reader."""
     quiet = {"heartbeat": 2 * TIME_LIMIT, "heartbeat_timeout": 4 * TIME_LIMIT}
-    zero, one = (make(n, **quiet).listen(f"ipc://{tmp_path}/{n}") for n in range(2))
-    one.learn(zero.learn(one))
+    worker0, worker1 = (make(n, **quiet).listen(f"ipc://{tmp_path}/{n}") for n in range(2))
+    worker1.learn(worker0.learn(worker1))
     for number in range(1000):
-        one.send(0, b"%d" % number)
-    assert [zero.message()[1] for _ in range(1000)] == [[b"%d" % number] for number in range(1000)]
+        worker1.send(0, b"%d" % number)
+    assert [worker0.message()[1] for _ in range(1000)] == [
+        [b"%d" % number] for number in range(1000)
+    ]
 
 
 def test_close_waits_for_the_handshake_of_queued_messages(make: MakeWorker, tmp_path: Path) -> None:
@@ -428,28 +430,28 @@ def test_close_waits_for_the_handshake_of_queued_messages(make: MakeWorker, tmp_
         answer.wait(TIME_LIMIT)
         return 0
 
-    zero = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
-    one = make(1, wants_proofs=True, on_unknown_key=whose).listen(f"ipc://{tmp_path}/1")
-    zero.transport.learn(1, one.endpoint, None, PROOFS)
-    zero.send(1, b"queued")
+    worker0 = make(0, wants_proofs=True).listen(f"ipc://{tmp_path}/0")
+    worker1 = make(1, wants_proofs=True, on_unknown_key=whose).listen(f"ipc://{tmp_path}/1")
+    worker0.transport.learn(1, worker1.endpoint, None, PROOFS)
+    worker0.send(1, b"queued")
     assert asked.wait(TIME_LIMIT)
-    closing = threading.Thread(target=zero.transport.close, args=(TIME_LIMIT,))
+    closing = threading.Thread(target=worker0.transport.close, args=(TIME_LIMIT,))
     closing.start()
     closing.join(0.2)  # time in which a close() that does not wait would end
-    one.transport.learn(0, zero.endpoint, None, MIRRORED)
+    worker1.transport.learn(0, worker0.endpoint, None, MIRRORED)
     answer.set()
-    assert one.message() == (0, [b"queued"])
+    assert worker1.message() == (0, [b"queued"])
     closing.join(TIME_LIMIT)
 
 
 def test_a_message_of_a_forgotten_worker_is_refused(
-    zero: Worker, make: MakeWorker, tmp_path: Path
+    worker0: Worker, make: MakeWorker, tmp_path: Path
 ) -> None:
-    caller = make(1).listen(f"ipc://{tmp_path}/caller").learn(zero)
-    zero.learn(caller)
+    caller = make(1).listen(f"ipc://{tmp_path}/caller").learn(worker0)
+    worker0.learn(caller)
     caller.send(0, b"before")
-    zero.message()
-    zero.transport.forget(1)
+    worker0.message()
+    worker0.transport.forget(1)
     caller.send(0, b"late")
-    assert zero.transport.receive(0.2) is None
+    assert worker0.transport.receive(0.2) is None
     assert "worker 1 has left the group" in caller.lost()

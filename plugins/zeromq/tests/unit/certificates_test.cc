@@ -34,9 +34,9 @@ class CertificatesTest : public testing::Test {
 
   // Returns whether both sides have finished the handshake.
   bool connect(const std::string& expected) {
-    auto [one, two] = socket_pair();
-    caller = caller_context->connecting(std::move(one), key_text(crypto(), expected));
-    called = called_context->listening(std::move(two));
+    auto [caller_fd, called_fd] = socket_pair();
+    caller = caller_context->connecting(std::move(caller_fd), key_text(crypto(), expected));
+    called = called_context->listening(std::move(called_fd));
     Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
     const auto goes_on = [](Handshake state) { return state != Handshake::kDone && state != Handshake::kFailed; };
     for (int i = 0; i < 6; ++i) {
@@ -90,8 +90,8 @@ TEST_F(CertificatesTest, CertificatesThatAreNotValidYetAreRefused) {
 }
 
 TEST_F(CertificatesTest, AnotherAuthorityOfTheSameNameIsRefused) {
-  const Authority other;
-  use(other.certify({"URI:spiffe://x/a"}, authority.pem()), b);
+  const Authority foreign_authority;
+  use(foreign_authority.certify({"URI:spiffe://x/a"}, authority.pem()), b);
   EXPECT_FALSE(connect("b"));
   EXPECT_TRUE(has(called->failure(), "is not accepted")) << called->failure();
 }
@@ -130,11 +130,11 @@ TEST_F(CertificatesTest, SelfSignedSessionKeysAreRefused) {
 
 TEST_F(CertificatesTest, AClientWithoutACertificateIsRefused) {
   use(a, b);
-  auto [one, two] = socket_pair();
-  called = called_context->listening(std::move(two));
+  auto [caller_fd, called_fd] = socket_pair();
+  called = called_context->listening(std::move(called_fd));
   const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()), &SSL_CTX_free);
   const std::unique_ptr<SSL, decltype(&SSL_free)> client(SSL_new(context.get()), &SSL_free);
-  SSL_set_fd(client.get(), one->get());
+  SSL_set_fd(client.get(), caller_fd->get());
   Handshake state = Handshake::kNeedsData;
   for (int i = 0; i < 4 && state != Handshake::kFailed; ++i) {
     SSL_connect(client.get());
@@ -146,13 +146,13 @@ TEST_F(CertificatesTest, AClientWithoutACertificateIsRefused) {
 
 TEST_F(CertificatesTest, ClientsOfTls12AreRefused) {
   use(a, b);
-  auto [one, two] = socket_pair();
-  called = called_context->listening(std::move(two));
+  auto [caller_fd, called_fd] = socket_pair();
+  called = called_context->listening(std::move(called_fd));
   const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()), &SSL_CTX_free);
   ASSERT_EQ(SSL_CTX_set_max_proto_version(context.get(), TLS1_2_VERSION), 1);
   a->use_in(context.get());
   const std::unique_ptr<SSL, decltype(&SSL_free)> client(SSL_new(context.get()), &SSL_free);
-  SSL_set_fd(client.get(), one->get());
+  SSL_set_fd(client.get(), caller_fd->get());
   SSL_connect(client.get());
   EXPECT_EQ(called->shake_hands(), Handshake::kFailed);
   EXPECT_TRUE(has(called->failure(), "unsupported protocol")) << called->failure();

@@ -65,7 +65,7 @@ class LinkTest : public testing::Test {
   LinkTest() { connect(); }
 
   ~LinkTest() override {
-    for (End* end : {&one, &two}) {
+    for (End* end : {&end1, &end2}) {
       for (const auto& stream : end->streams) {
         stream->close(Clock::now());
       }
@@ -74,55 +74,55 @@ class LinkTest : public testing::Test {
 
   void connect() {
     auto [here, there] = socket_pair();
-    const bool is_lane = !one.streams.empty();
-    one.stream(std::move(here), is_lane);
-    two.stream(std::move(there), is_lane);
+    const bool is_lane = !end1.streams.empty();
+    end1.stream(std::move(here), is_lane);
+    end2.stream(std::move(there), is_lane);
   }
 
   void start(size_t number) {
-    one.start(number);
-    two.start(number);
+    end1.start(number);
+    end2.start(number);
   }
 
-  End one, two;
+  End end1, end2;
 };
 
 TEST_F(LinkTest, SmallMessagesPassALargeOneWhoseLaneIsNotRead) {
   connect();
   start(0);
-  one.start(1);
-  ASSERT_TRUE(one.streams[0]->send(parts_with({std::string(kLargeSize, 'x')})));
+  end1.start(1);
+  ASSERT_TRUE(end1.streams[0]->send(parts_with({std::string(kLargeSize, 'x')})));
   for (const char* text : {"first", "second", "third"}) {
-    ASSERT_TRUE(one.streams[0]->send(parts_with({text})));
-    EXPECT_EQ(bytes_in(two.next()[0]), text);
+    ASSERT_TRUE(end1.streams[0]->send(parts_with({text})));
+    EXPECT_EQ(bytes_in(end2.next()[0]), text);
   }
-  two.start(1);
-  EXPECT_EQ(two.next()[0].size, kLargeSize);
+  end2.start(1);
+  EXPECT_EQ(end2.next()[0].size, kLargeSize);
 }
 
 TEST_F(LinkTest, WithoutALaneSmallMessagesGoBetweenThePieces) {
   start(0);
-  ASSERT_TRUE(one.streams[0]->send(parts_with({std::string(kMaxMessage, 'x')})));
-  ASSERT_TRUE(one.streams[0]->send(parts_with({"small"})));
-  EXPECT_EQ(bytes_in(two.next()[0]), "small");
-  EXPECT_EQ(two.next()[0].size, kMaxMessage);
-  EXPECT_EQ(one.counters.bulk_pieces, 0U);
+  ASSERT_TRUE(end1.streams[0]->send(parts_with({std::string(kMaxMessage, 'x')})));
+  ASSERT_TRUE(end1.streams[0]->send(parts_with({"small"})));
+  EXPECT_EQ(bytes_in(end2.next()[0]), "small");
+  EXPECT_EQ(end2.next()[0].size, kMaxMessage);
+  EXPECT_EQ(end1.counters.bulk_pieces, 0U);
 }
 
 TEST_F(LinkTest, ALargeMessageUsesAllLanes) {
   connect();
   connect();
   start(0);
-  one.start(1);
-  one.start(2);
-  two.start(2);
+  end1.start(1);
+  end1.start(2);
+  end2.start(2);
   // The first lane takes what its socket takes, and the second one the rest.
-  ASSERT_TRUE(one.streams[0]->send(parts_with({"head", std::string(kMaxMessage - 4, 'x')})));
+  ASSERT_TRUE(end1.streams[0]->send(parts_with({"head", std::string(kMaxMessage - 4, 'x')})));
   Parts parts;
-  std::thread reads([&] { parts = two.next(); });
-  one.link->wait_until_taken(limit());
-  EXPECT_TRUE(one.link->is_empty());
-  two.start(1);
+  std::thread reads([&] { parts = end2.next(); });
+  end1.link->wait_until_taken(limit());
+  EXPECT_TRUE(end1.link->is_empty());
+  end2.start(1);
   reads.join();
   ASSERT_EQ(parts.size(), 2U);
   EXPECT_EQ(bytes_in(parts[0]), "head");
@@ -131,27 +131,27 @@ TEST_F(LinkTest, ALargeMessageUsesAllLanes) {
 
 TEST_F(LinkTest, BothSidesLearnOnceThatThereAreLargeMessages) {
   start(0);
-  ASSERT_TRUE(one.streams[0]->send(parts_with({"small"})));
-  two.next();
-  EXPECT_EQ(one.large + two.large, 0);
+  ASSERT_TRUE(end1.streams[0]->send(parts_with({"small"})));
+  end2.next();
+  EXPECT_EQ(end1.large + end2.large, 0);
   for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(one.streams[0]->send(parts_with({std::string(kLargeSize, 'x')})));
-    two.next();
+    ASSERT_TRUE(end1.streams[0]->send(parts_with({std::string(kLargeSize, 'x')})));
+    end2.next();
   }
-  EXPECT_EQ(one.large, 1);
-  EXPECT_EQ(two.large, 1);
+  EXPECT_EQ(end1.large, 1);
+  EXPECT_EQ(end2.large, 1);
 }
 
 TEST_F(LinkTest, ALaneThatComesLaterTakesTheRest) {
   connect();
-  one.start(0);
-  ASSERT_TRUE(one.streams[0]->send(parts_with({std::string(kMaxMessage, 'x')})));
-  one.start(1);
-  two.start(1);
-  std::thread reads([&] { EXPECT_EQ(two.next()[0].size, kMaxMessage); });
-  one.link->wait_until_taken(limit());
-  EXPECT_GT(one.counters.bulk_pieces, 0U);
-  two.start(0);
+  end1.start(0);
+  ASSERT_TRUE(end1.streams[0]->send(parts_with({std::string(kMaxMessage, 'x')})));
+  end1.start(1);
+  end2.start(1);
+  std::thread reads([&] { EXPECT_EQ(end2.next()[0].size, kMaxMessage); });
+  end1.link->wait_until_taken(limit());
+  EXPECT_GT(end1.counters.bulk_pieces, 0U);
+  end2.start(0);
   reads.join();
 }
 
@@ -161,8 +161,8 @@ TEST_F(LinkTest, TheOwnerOfALargeMessageIsReleasedWhenItIsSent) {
   start(1);
   Parts parts = parts_with({std::string(kLargeSize, 'x')});
   const std::weak_ptr<void> owner = parts[0].owner;
-  ASSERT_TRUE(one.streams[0]->send(std::move(parts)));
-  two.next();
+  ASSERT_TRUE(end1.streams[0]->send(std::move(parts)));
+  end2.next();
   for (const auto until = limit(); !owner.expired() && Clock::now() < until;) {
     std::this_thread::yield();
   }
@@ -171,8 +171,8 @@ TEST_F(LinkTest, TheOwnerOfALargeMessageIsReleasedWhenItIsSent) {
 
 TEST_F(LinkTest, AClosedLinkTakesNoMessage) {
   start(0);
-  one.streams[0]->close(Clock::now());
-  EXPECT_FALSE(one.streams[0]->send(parts_with({std::string(kLargeSize, 'x')})));
+  end1.streams[0]->close(Clock::now());
+  EXPECT_FALSE(end1.streams[0]->send(parts_with({std::string(kLargeSize, 'x')})));
 }
 
 }  // namespace

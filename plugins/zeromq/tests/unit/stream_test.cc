@@ -74,8 +74,8 @@ class StreamTest : public testing::TestWithParam<bool> {
   StreamTest() {
     auto [here, there] = socket_pair();
     if (!GetParam()) {
-      one.open(std::make_unique<Channel>(std::move(here)));
-      two.open(std::make_unique<Channel>(std::move(there)));
+      end1.open(std::make_unique<Channel>(std::move(here)));
+      end2.open(std::make_unique<Channel>(std::move(there)));
       return;
     }
     const Crypto& crypto = Crypto::get(false);
@@ -83,50 +83,50 @@ class StreamTest : public testing::TestWithParam<bool> {
     const TlsContext context(crypto, public_key, secret_key);
     auto connecting = context.connecting(std::move(here), public_key);
     auto listening = context.listening(std::move(there));
-    auto of_one = TlsChannel::Handshake::kNeedsData, of_two = of_one;
+    auto of_end1 = TlsChannel::Handshake::kNeedsData, of_end2 = of_end1;
     for (int i = 0; i < 5; ++i) {
-      of_one = of_one == TlsChannel::Handshake::kDone ? of_one : connecting->shake_hands();
-      of_two = of_two == TlsChannel::Handshake::kDone ? of_two : listening->shake_hands();
+      of_end1 = of_end1 == TlsChannel::Handshake::kDone ? of_end1 : connecting->shake_hands();
+      of_end2 = of_end2 == TlsChannel::Handshake::kDone ? of_end2 : listening->shake_hands();
     }
-    EXPECT_EQ(of_one, TlsChannel::Handshake::kDone);
-    EXPECT_EQ(of_two, TlsChannel::Handshake::kDone);
-    one.open(std::move(connecting));
-    two.open(std::move(listening));
+    EXPECT_EQ(of_end1, TlsChannel::Handshake::kDone);
+    EXPECT_EQ(of_end2, TlsChannel::Handshake::kDone);
+    end1.open(std::move(connecting));
+    end2.open(std::move(listening));
   }
 
   ~StreamTest() override {
-    one.stream->close(Clock::now());
-    two.stream->close(Clock::now());
+    end1.stream->close(Clock::now());
+    end2.stream->close(Clock::now());
   }
 
   void start() {
-    one.stream->start();
-    two.stream->start();
+    end1.stream->start();
+    end2.stream->start();
   }
 
-  End one{2}, two{1};
+  End end1{2}, end2{1};
 };
 
 TEST_P(StreamTest, CarriesMessagesInBothDirections) {
   start();
-  ASSERT_TRUE(one.stream->send(parts_with({"request", ""})));
-  Event event = two.next();
+  ASSERT_TRUE(end1.stream->send(parts_with({"request", ""})));
+  Event event = end2.next();
   EXPECT_EQ(event.peer, 1);
   ASSERT_EQ(event.parts.size(), 2U);
   EXPECT_EQ(bytes_in(event.parts[0]), "request");
-  ASSERT_TRUE(two.stream->send(parts_with({"reply"})));
-  event = one.next();
+  ASSERT_TRUE(end2.stream->send(parts_with({"reply"})));
+  event = end1.next();
   EXPECT_EQ(event.peer, 2);
   EXPECT_EQ(bytes_in(event.parts[0]), "reply");
 }
 
 TEST_P(StreamTest, SendsWhatWasQueuedBeforeItsStartInOrder) {
   for (const char* text : {"first", "second", "third"}) {
-    ASSERT_TRUE(one.stream->send(parts_with({text})));
+    ASSERT_TRUE(end1.stream->send(parts_with({text})));
   }
   start();
   for (const char* text : {"first", "second", "third"}) {
-    EXPECT_EQ(bytes_in(two.next().parts[0]), text);
+    EXPECT_EQ(bytes_in(end2.next().parts[0]), text);
   }
 }
 
@@ -135,10 +135,10 @@ TEST_P(StreamTest, MessagesLargerThanTheSocketsBufferStayInOrder) {
   constexpr int kMessages = 20;
   for (int i = 0; i < kMessages; ++i) {
     const size_t size = i % 5 == 0 ? kMaxMessage : 10;
-    ASSERT_TRUE(one.stream->send(parts_with({std::string(size, static_cast<char>('a' + i))})));
+    ASSERT_TRUE(end1.stream->send(parts_with({std::string(size, static_cast<char>('a' + i))})));
   }
   for (int i = 0; i < kMessages; ++i) {
-    const Event event = two.next();
+    const Event event = end2.next();
     EXPECT_EQ(*static_cast<const char*>(event.parts[0].data), 'a' + i);
     EXPECT_EQ(event.parts[0].size, i % 5 == 0 ? kMaxMessage : 10U);
   }
@@ -148,8 +148,8 @@ TEST_P(StreamTest, ReleasesTheOwnerOfASentMessage) {
   start();
   Parts parts = parts_with({std::string(kMaxMessage, 'x')});
   const std::weak_ptr<void> owner = parts[0].owner;
-  ASSERT_TRUE(one.stream->send(std::move(parts)));
-  two.next();
+  ASSERT_TRUE(end1.stream->send(std::move(parts)));
+  end2.next();
   for (const auto until = limit(); !owner.expired() && Clock::now() < until;) {
     std::this_thread::yield();
   }
@@ -158,91 +158,91 @@ TEST_P(StreamTest, ReleasesTheOwnerOfASentMessage) {
 
 TEST_P(StreamTest, RefusesToSendMoreThanItsLimit) {
   start();
-  EXPECT_THROW(one.stream->send(parts_with({std::string(kMaxMessage + 1, 'x')})), TransportError);
-  ASSERT_TRUE(one.stream->send(parts_with({"next"})));
-  EXPECT_EQ(bytes_in(two.next().parts[0]), "next");
+  EXPECT_THROW(end1.stream->send(parts_with({std::string(kMaxMessage + 1, 'x')})), TransportError);
+  ASSERT_TRUE(end1.stream->send(parts_with({"next"})));
+  EXPECT_EQ(bytes_in(end2.next().parts[0]), "next");
 }
 
 TEST_P(StreamTest, TellsThePeerWhyItIsRefused) {
   start();
-  one.stream->refuse("the reason");
-  two.wait_for_end();
-  EXPECT_EQ(two.reason, "the peer rejected this connection: the reason");
+  end1.stream->refuse("the reason");
+  end2.wait_for_end();
+  EXPECT_EQ(end2.reason, "the peer rejected this connection: the reason");
 }
 
 TEST_P(StreamTest, InvalidDataEndsBothSidesWithTheReason) {
-  two.stream->start();
+  end2.stream->start();
   if (GetParam()) {
-    ASSERT_EQ(::send(one.stream->fd(), "garbage that is no record", 25, MSG_NOSIGNAL), 25);
-    two.wait_for_end();
-    EXPECT_EQ(two.reason, "the data that arrived was changed on its way");
+    ASSERT_EQ(::send(end1.stream->fd(), "garbage that is no record", 25, MSG_NOSIGNAL), 25);
+    end2.wait_for_end();
+    EXPECT_EQ(end2.reason, "the data that arrived was changed on its way");
     return;
   }
-  ASSERT_EQ(::send(one.stream->fd(), "garbage that is no message", 26, MSG_NOSIGNAL), 26);
-  two.wait_for_end();
+  ASSERT_EQ(::send(end1.stream->fd(), "garbage that is no message", 26, MSG_NOSIGNAL), 26);
+  end2.wait_for_end();
   const std::string why = "the data is not a message of this protocol version";
-  EXPECT_EQ(two.reason, "the peer sent an invalid message: " + why);
-  EXPECT_EQ(two.counters.rejected, 1U);
-  one.stream->start();
-  one.wait_for_end();
-  EXPECT_EQ(one.reason, "the peer rejected this connection: " + why);
+  EXPECT_EQ(end2.reason, "the peer sent an invalid message: " + why);
+  EXPECT_EQ(end2.counters.rejected, 1U);
+  end1.stream->start();
+  end1.wait_for_end();
+  EXPECT_EQ(end1.reason, "the peer rejected this connection: " + why);
 }
 
 TEST_P(StreamTest, AForgottenPeerIsRefusedWithItsNextMessageOnly) {
   start();
-  two.stream->forget("it has left");
-  ASSERT_TRUE(two.stream->send(parts_with({"the last answer"})));
-  EXPECT_EQ(bytes_in(one.next().parts[0]), "the last answer");
-  ASSERT_TRUE(one.stream->send(parts_with({"too late"})));
+  end2.stream->forget("it has left");
+  ASSERT_TRUE(end2.stream->send(parts_with({"the last answer"})));
+  EXPECT_EQ(bytes_in(end1.next().parts[0]), "the last answer");
+  ASSERT_TRUE(end1.stream->send(parts_with({"too late"})));
   std::thread reads([this] {
     Event event;
-    while (two.counters.dropped == 0) {
-      EXPECT_EQ(two.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Received::kTimeout);
+    while (end2.counters.dropped == 0) {
+      EXPECT_EQ(end2.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)), Received::kTimeout);
     }
   });
-  one.wait_for_end();
+  end1.wait_for_end();
   reads.join();
-  EXPECT_EQ(one.reason, "the peer rejected this connection: it has left");
+  EXPECT_EQ(end1.reason, "the peer rejected this connection: it has left");
 }
 
 TEST_P(StreamTest, CloseSendsWhatIsQueuedAndThenEndsTheOtherSide) {
   start();
-  ASSERT_TRUE(one.stream->send(parts_with({std::string(kMaxMessage, 'x')})));
-  ASSERT_TRUE(one.stream->send(parts_with({"last"})));
-  std::thread closing([this] { one.stream->close(limit()); });
-  EXPECT_EQ(two.next().parts[0].size, kMaxMessage);
-  EXPECT_EQ(bytes_in(two.next().parts[0]), "last");
+  ASSERT_TRUE(end1.stream->send(parts_with({std::string(kMaxMessage, 'x')})));
+  ASSERT_TRUE(end1.stream->send(parts_with({"last"})));
+  std::thread closing([this] { end1.stream->close(limit()); });
+  EXPECT_EQ(end2.next().parts[0].size, kMaxMessage);
+  EXPECT_EQ(bytes_in(end2.next().parts[0]), "last");
   closing.join();
-  two.wait_for_end();
-  EXPECT_EQ(two.reason, "");
-  EXPECT_FALSE(one.stream->send(parts_with({"after close"})));
+  end2.wait_for_end();
+  EXPECT_EQ(end2.reason, "");
+  EXPECT_FALSE(end1.stream->send(parts_with({"after close"})));
 }
 
 TEST_P(StreamTest, CloseDeliversWhatHasArrivedBefore) {
   start();
-  ASSERT_TRUE(one.stream->send(parts_with({"not read yet"})));
-  two.stream->close(Clock::now());
-  EXPECT_EQ(bytes_in(two.next().parts[0]), "not read yet");
+  ASSERT_TRUE(end1.stream->send(parts_with({"not read yet"})));
+  end2.stream->close(Clock::now());
+  EXPECT_EQ(bytes_in(end2.next().parts[0]), "not read yet");
 }
 
 TEST_P(StreamTest, ASilentPeerGetsAPingAndAnswersIt) {
-  one.settings.heartbeat = 0;
+  end1.settings.heartbeat = 0;
   start();
-  EXPECT_GE(one.stream->check_liveness(), Clock::duration(0));
+  EXPECT_GE(end1.stream->check_liveness(), Clock::duration(0));
   std::atomic<bool> over{false};
   std::thread reads([&] {
     Event event;
     while (!over) {
-      two.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1));
+      end2.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1));
     }
   });
   // The pong counts as activity, so the silence becomes shorter at some time.
   Event event;
-  auto silence = one.stream->check_liveness();
+  auto silence = end1.stream->check_liveness();
   bool is_shorter = false;
   for (const auto until = limit(); !is_shorter && Clock::now() < until;) {
-    one.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1));
-    const auto now = one.stream->check_liveness();
+    end1.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1));
+    const auto now = end1.stream->check_liveness();
     is_shorter = now < silence;
     silence = now;
   }
@@ -252,9 +252,9 @@ TEST_P(StreamTest, ASilentPeerGetsAPingAndAnswersIt) {
 }
 
 TEST_P(StreamTest, WaitingForQueuedMessagesEndsWhenTheStreamIsAbandoned) {
-  ASSERT_TRUE(one.stream->send(parts_with({"queued"})));
-  std::thread waiting([this] { one.stream->wait_until_sent(limit()); });
-  one.stream->abandon();
+  ASSERT_TRUE(end1.stream->send(parts_with({"queued"})));
+  std::thread waiting([this] { end1.stream->wait_until_sent(limit()); });
+  end1.stream->abandon();
   waiting.join();
   EXPECT_LT(Clock::now(), limit());
 }
@@ -267,13 +267,13 @@ TEST_P(StreamTest, ThreadsMaySendAtTheSameTime) {
     threads.emplace_back([&, sender] {
       for (int i = 0; i < kMessages; ++i) {
         const std::string text{static_cast<char>(sender), static_cast<char>(i)};
-        EXPECT_TRUE(one.stream->send(parts_with({text, std::string(static_cast<size_t>(i) * 500, 'x')})));
+        EXPECT_TRUE(end1.stream->send(parts_with({text, std::string(static_cast<size_t>(i) * 500, 'x')})));
       }
     });
   }
   std::vector<int> next(kThreads, 0);
   for (int i = 0; i < kThreads * kMessages; ++i) {
-    const Event event = two.next();
+    const Event event = end2.next();
     ASSERT_EQ(event.parts.size(), 2U);
     const std::string text = bytes_in(event.parts[0]);
     EXPECT_EQ(text[1], next[static_cast<size_t>(text[0])]++);  // the messages of a thread stay in order

@@ -50,10 +50,10 @@ class TlsTest : public testing::Test {
         std::make_unique<TlsContext>(crypto(), caller_keys.public_key, caller_keys.secret_key, bytes_per_key);
     called_context =
         std::make_unique<TlsContext>(crypto(), called_keys.public_key, called_keys.secret_key, bytes_per_key);
-    auto [one, near_caller] = socket_pair();
-    auto [two, near_called] = socket_pair();
-    caller = caller_context->connecting(std::move(one), expected_key);
-    called = called_context->listening(std::move(two));
+    auto [caller_fd, near_caller] = socket_pair();
+    auto [called_fd, near_called] = socket_pair();
+    caller = caller_context->connecting(std::move(caller_fd), expected_key);
+    called = called_context->listening(std::move(called_fd));
     at_caller = std::move(near_caller);
     at_called = std::move(near_called);
   }
@@ -586,12 +586,12 @@ TEST_F(SealedByAStrangerTest, ARecordWithMoreThanTheLargestDataIsRefused) {
 }
 
 TEST_F(SealedByAStrangerTest, NothingElseIsAcceptedAfterTheHandshake) {
-  const std::string ticket("\x04\0\0\x02\0\0", 6), half = kUpdate.substr(0, 3), other("\x18\0\0\x01\x02", 5);
+  const std::string ticket("\x04\0\0\x02\0\0", 6), half = kUpdate.substr(0, 3), invalid_update("\x18\0\0\x01\x02", 5);
   const std::vector<std::pair<records::Type, std::string>> contents = {
       {records::Type::kHandshake, ticket},
       {records::Type::kHandshake, half},
       {records::Type::kHandshake, kUpdate + kUpdate},
-      {records::Type::kHandshake, other},
+      {records::Type::kHandshake, invalid_update},
       {records::Type::kHandshake, std::string(1000, '\x18')},
       {records::Type::kHandshake, ""},
       {records::Type::kAlert, std::string("\x02\x28", 2)},
@@ -654,10 +654,10 @@ class MixedTest : public FipsTest {
     TlsContext context;
   };
 
-  std::pair<Handshake, Handshake> shake_hands(const Side& one, const Side& two) {
+  std::pair<Handshake, Handshake> shake_hands(const Side& calling_side, const Side& called_side) {
     auto [here, there] = socket_pair();
-    caller = one.context.connecting(std::move(here), two.keys.public_key);
-    called = two.context.listening(std::move(there));
+    caller = calling_side.context.connecting(std::move(here), called_side.keys.public_key);
+    called = called_side.context.listening(std::move(there));
     Handshake of_caller = Handshake::kNeedsData, of_called = of_caller;
     for (int i = 0; i < 10; ++i) {
       of_caller = of_caller == Handshake::kNeedsData ? caller->shake_hands() : of_caller;
@@ -670,9 +670,9 @@ class MixedTest : public FipsTest {
 };
 
 TEST_F(MixedTest, TwoWorkersWithFipsExchangeData) {
-  const Side one(*fips), two(*fips);
-  ASSERT_EQ(shake_hands(one, two), std::pair(Handshake::kDone, Handshake::kDone));
-  EXPECT_EQ(called->peer_key(), one.keys.public_key);
+  const Side calling_side(*fips), called_side(*fips);
+  ASSERT_EQ(shake_hands(calling_side, called_side), std::pair(Handshake::kDone, Handshake::kDone));
+  EXPECT_EQ(called->peer_key(), calling_side.keys.public_key);
   const std::string data(50'000, 'x');
   const iovec place{const_cast<char*>(data.data()), data.size()};
   EXPECT_EQ(caller->write(&place, 1), static_cast<ssize_t>(data.size()));
@@ -682,10 +682,10 @@ TEST_F(MixedTest, TwoWorkersWithFipsExchangeData) {
 }
 
 TEST_F(MixedTest, AnotherKeyWithFipsIsRefused) {
-  const Side one(*fips), two(*fips), other(*fips);
+  const Side calling_side(*fips), called_side(*fips), other_side(*fips);
   auto [here, there] = socket_pair();
-  const auto calling = one.context.connecting(std::move(here), other.keys.public_key);
-  const auto listening = two.context.listening(std::move(there));
+  const auto calling = calling_side.context.connecting(std::move(here), other_side.keys.public_key);
+  const auto listening = called_side.context.listening(std::move(there));
   Handshake state = Handshake::kNeedsData;
   for (int i = 0; i < 10 && state == Handshake::kNeedsData; ++i) {
     state = calling->shake_hands();
@@ -710,9 +710,9 @@ TEST_F(TlsTest, ServesTwoThreadsAtOnce) {
   // Without the relay between them, so that both threads only wait for each other.
   caller_context = std::make_unique<TlsContext>(crypto(), caller_keys.public_key, caller_keys.secret_key);
   called_context = std::make_unique<TlsContext>(crypto(), called_keys.public_key, called_keys.secret_key);
-  auto [one, two] = socket_pair();
-  caller = caller_context->connecting(std::move(one), called_keys.public_key);
-  called = called_context->listening(std::move(two));
+  auto [caller_fd, called_fd] = socket_pair();
+  caller = caller_context->connecting(std::move(caller_fd), called_keys.public_key);
+  called = called_context->listening(std::move(called_fd));
   Handshake here = Handshake::kNeedsData, there = Handshake::kNeedsData;
   for (int i = 0; i < 10; ++i) {
     here = here == Handshake::kDone ? here : caller->shake_hands();

@@ -125,15 +125,15 @@ class Files:
             return []
         # In a pattern, the first {name} finds the names; the others must then have the same.
         authority = str(Path(self.authority).expanduser())
-        found = set()
+        names = set()
         before, _, after = path.partition("{name}")
         for each in glob.glob(f"{glob.escape(before)}*{glob.escape(after).replace('{name}', '*')}"):  # noqa: PTH207
             name = each[len(before) :].partition("/")[0]
             ending = after.partition("/")[0].partition("{name}")[0]
             name = name.removesuffix(ending) if ending else name
             if path.replace("{name}", name) == each != authority:
-                found.add(name)
-        return sorted(found)
+                names.add(name)
+        return sorted(names)
 
     def read(self, native: Any, *, fips: bool = False) -> Certificates:
         """Read the files.

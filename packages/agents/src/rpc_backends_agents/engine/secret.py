@@ -169,11 +169,11 @@ def find(
     named = variables.text(file_variable(backend), environ)
     if named is not None:
         secrets.append(read(named, f"{file_variable(backend)} ({named})"))
-    for other in secrets[1:]:
-        if other != secrets[0]:
+    for secret in secrets[1:]:
+        if secret != secrets[0]:
             raise SecretError(
-                f"{secrets[0].source} and {other.source} give different secrets (fingerprints "
-                f"{secrets[0].fingerprint} and {other.fingerprint}). Remove one of them."
+                f"{secrets[0].source} and {secret.source} give different secrets (fingerprints "
+                f"{secrets[0].fingerprint} and {secret.fingerprint}). Remove one of them."
             )
     return secrets[0] if secrets else None
 

@@ -1,4 +1,4 @@
-"""An example transport over plain TCP. Like TensorPipe, it accepts anybody who can connect."""
+"""An example transport over plain TCP. Like TensorPipe, it accepts every process that can connect."""
 
 import json
 import socket

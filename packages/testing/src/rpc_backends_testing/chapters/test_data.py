@@ -535,11 +535,11 @@ def test_builtin_with_lists(me: WorkerContext) -> None:
 @checking
 def exchange(me: WorkerContext, rounds: int, size: int) -> None:
     """Send large tensors to the other worker, which sends some too."""
-    other = f"worker{1 - me.index}"
+    peer = f"worker{1 - me.index}"
     tensors = [pattern(size).add_(turn) for turn in range(rounds)]
-    futures = [rpc.rpc_async(other, echo, args=(tensor,)) for tensor in tensors]
+    futures = [rpc.rpc_async(peer, echo, args=(tensor,)) for tensor in tensors]
     for tensor, future in zip(tensors, futures, strict=True):
-        call = f"rpc_async({other!r}, echo, args=(<{size} bytes>,)).wait(), both ways at once"
+        call = f"rpc_async({peer!r}, echo, args=(<{size} bytes>,)).wait(), both ways at once"
         expect(doing(call, future.wait)).gives(tensor)
 
 

@@ -79,8 +79,8 @@ def start_and_call(me: WorkerContext, subject: Subject, url: str | None, **argum
     ).gives(None)
     if started != [me.name]:
         raise deviate(text, f"{subject.name} is started", "another backend is started")
-    other = f"worker{(me.index + 1) % me.size}"
-    expect(sync(other, name_here)).gives(other)
+    peer = f"worker{(me.index + 1) % me.size}"
+    expect(sync(peer, name_here)).gives(peer)
     worker_tasks.leave(me)
 
 
@@ -237,9 +237,9 @@ def test_by_type(rpc_groups: Groups) -> None:
     """
     subject = rpc_groups.subject
     with rpc_groups.workers(2) as workers:
-        other = workers[0].call(shared_with, subject)
-        if other is not None:
-            does_not_apply(f"its options have the same type as those of {other}")
+        sharing = workers[0].call(shared_with, subject)
+        if sharing is not None:
+            does_not_apply(f"its options have the same type as those of {sharing}")
         workers.run(start_and_call, subject, rpc_groups.place())
 
 

@@ -21,7 +21,7 @@ from rpc_backends_testing.marks import in_group, requirement
 
 pytestmark = requirement("rrefs")
 
-#: Seconds within which an owner learns that nobody refers to a value any more.
+#: Seconds within which an owner learns that no worker refers to a value any more.
 SOON = 6.0
 
 

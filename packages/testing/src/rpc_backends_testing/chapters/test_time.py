@@ -314,7 +314,7 @@ def test_different_timeouts_at_once(me: WorkerContext, rpc_timeout_factor: float
             text = f"rpc_async('worker1', go_through, timeout={timeout:g}).wait(), one of 3"
             expect_timeout(doing(text, future.wait), timeout, rpc_timeout_factor, begun)
             ended[timeout] = time.monotonic()
-            gone = [other.done() for other in futures]
+            gone = [future.done() for future in futures]
             call = f"done() of the calls with timeouts of {timeouts} s, after {timeout:g} s"
             expect(fact(call, gone)).satisfies(
                 f"True for timeouts up to {timeout:g} s", _done_by(timeouts, timeout)

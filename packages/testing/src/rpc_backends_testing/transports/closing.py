@@ -249,19 +249,19 @@ class ClosingTests:
                 )
 
 
-def _talk(first: Worker, other: Worker) -> None:
+def _talk(first: Worker, second: Worker) -> None:
     """Exchange requests and replies in both directions."""
-    for caller, callee in ((first, other), (other, first)):
+    for caller, callee in ((first, second), (second, first)):
         caller.send(callee.id, message("request", [10]))
         callee.expect(caller, message("request", [10]))
         callee.send(caller.id, message("reply", [2000]), reply=True)
         caller.expect(callee, message("reply", [2000]), reply=True)
 
 
-def _talk_again(first: Worker, other: Worker) -> None:
+def _talk_again(first: Worker, second: Worker) -> None:
     """Send requests in both directions until they arrive: connections have just been cut."""
-    send_until_it_arrives(first, other, message("again", [10]))
-    send_until_it_arrives(other, first, message("again", [11]))
+    send_until_it_arrives(first, second, message("again", [10]))
+    send_until_it_arrives(second, first, message("again", [11]))
 
 
 def _settle(worker: Worker) -> None:

@@ -51,11 +51,13 @@ def difference(sent: Sequence[bytes], got: Sequence[bytes]) -> str | None:
     if [len(part) for part in sent] != [len(part) for part in got]:
         return shown(got)
     place = next(
-        i for i, (sent_byte, other) in enumerate(zip(sent, got, strict=True)) if sent_byte != other
+        i
+        for i, (sent_byte, got_byte) in enumerate(zip(sent, got, strict=True))
+        if sent_byte != got_byte
     )
     pairs = enumerate(zip(sent[place], got[place], strict=True))
-    first = next(i for i, (sent_byte, other) in pairs if sent_byte != other)
+    first = next(i for i, (sent_byte, got_byte) in pairs if sent_byte != got_byte)
     wrong = sum(
-        sent_byte != other for sent_byte, other in zip(sent[place], got[place], strict=True)
+        sent_byte != got_byte for sent_byte, got_byte in zip(sent[place], got[place], strict=True)
     )
     return f"{shown(got)}: in part {place}, {wrong} bytes differ, the first at {first}"

@@ -224,7 +224,7 @@ class LossTests:
 def _cut(
     worker0: Worker, worker1: Worker, cutting: resources.Cutting, keep: Iterable[str] = ()
 ) -> None:
-    """Send a request from ``zero`` to ``one``, and cut the connections between them."""
+    """Send a request from ``worker0`` to ``worker1``, and cut the connections between them."""
     send_until_it_arrives(worker0, worker1, message("request", [10]))
     names = cutting.connections() - cutting.before - set(keep)
     if not names:

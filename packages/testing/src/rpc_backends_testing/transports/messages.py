@@ -95,7 +95,7 @@ class MessageTests:
                 if [bytes(view) for view in event.memory] != message(place, [64, 5000]):
                     raise worker1.deviation(
                         "inbox.deliver(0, parts)",
-                        "nobody writes to the parts after they were delivered",
+                        "the transport does not write to parts that it has delivered",
                         f"message {place} of 12 has changed after later ones arrived",
                     )
 

@@ -67,10 +67,10 @@ class Worker:
 
     def learn(self, *others: Worker) -> None:
         """Learn the addresses of other workers."""
-        for other in others:
+        for peer in others:
             self.do(
-                f"learn({other.id}, {other.name!r}, ITS ADDRESS)",
-                partial(self.transport.learn, other.id, other.name, other.address),
+                f"learn({peer.id}, {peer.name!r}, ITS ADDRESS)",
+                partial(self.transport.learn, peer.id, peer.name, peer.address),
             )
 
     def send(self, peer: int, parts: Sequence[bytes], *, reply: bool = False) -> None:
@@ -419,7 +419,7 @@ class Workers:
                 workers.append(self.make(worker_id))
                 workers[-1].listen()
             for worker in workers if learn else ():
-                worker.learn(*(other for other in workers if other is not worker))
+                worker.learn(*(peer for peer in workers if peer is not worker))
             yield
             for worker in workers:
                 worker.check()

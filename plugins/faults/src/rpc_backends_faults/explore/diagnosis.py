@@ -59,13 +59,13 @@ def waits(stacks: object) -> set[str]:
 
     Line numbers and library functions are left out, because they differ between runs that hang alike.
     """
-    found = set()
+    calls = set()
     for thread in re.split(r"^\S.*most recent call first.*$", str(stacks or ""), flags=re.M):
         frames = [match for match in map(_FRAME.match, thread.splitlines()) if match]
         program = [frame[2] for frame in frames if not LIBRARY.search(frame[1])]
         if program:
-            found.add(" from ".join(program[:2]))
-    return found
+            calls.add(" from ".join(program[:2]))
+    return calls
 
 
 def _worker(worker: dict[str, Any]) -> str:

@@ -81,7 +81,7 @@ def kept_waiting(processes: Sequence[int]) -> float:
 
 def thread_times(processes: Sequence[int]) -> Times:
     """Return the times of all threads but TENSORPIPE's that polls; none if the kernel counts none."""
-    found: Times = {}
+    times: Times = {}
     for pid in processes:
         try:
             threads = list(Path(f"/proc/{pid}/task").iterdir())
@@ -92,5 +92,5 @@ def thread_times(processes: Sequence[int]) -> Times:
                 if (thread / "comm").read_text().strip() == _POLLS:
                     continue
                 ran, waited, turns = map(int, (thread / "schedstat").read_text().split())
-                found[pid, int(thread.name)] = (ran / 1e9, waited / 1e9, turns)
-    return found
+                times[pid, int(thread.name)] = (ran / 1e9, waited / 1e9, turns)
+    return times

@@ -215,7 +215,7 @@ def _side_by_side(draw: random.Random, pairs: Sequence[tuple[str, Place]]) -> It
             for group in groups
             if len(group) < _SIDE_BY_SIDE
             and what in _NARROW
-            and all(kind in _NARROW and other.stream() != place.stream() for kind, other in group)
+            and all(kind in _NARROW and taken.stream() != place.stream() for kind, taken in group)
         )
         group = next(free, None)
         if group is None:
@@ -241,7 +241,9 @@ def _drawn(
     # A partition counts all messages of a link.
     number = draw.choice(place.positions if what == "partition" else place.numbers)
     choices = CHOICES.get(what, ({},))
-    settings = max(choices, key=lambda one: one.get("seconds", 0)) if long else draw.choice(choices)
+    settings = (
+        max(choices, key=lambda choice: choice.get("seconds", 0)) if long else draw.choice(choices)
+    )
     return fault(what, place, number, settings)
 
 

@@ -265,7 +265,7 @@ class Search:
 
     def _has_enough(self) -> bool:
         """Return whether enough failures were found; one that did not repeat does not count."""
-        repeated = [one for one in self.findings.failures if one.shrunk.may_repeat()]
+        repeated = [failure for failure in self.findings.failures if failure.shrunk.may_repeat()]
         return self.plan.failures is not None and len(repeated) >= self.plan.failures
 
     def _poll(self) -> None:
@@ -302,7 +302,7 @@ class Search:
         self.findings.failing_runs += 1
         new = []
         for cause in causes:
-            known = [one for one in self.findings.failures if one.cause.is_same(cause)]
+            known = [failure for failure in self.findings.failures if failure.cause.is_same(cause)]
             if known:
                 known[0].times += 1
             else:
@@ -431,4 +431,4 @@ class Search:
 
 def _is_among(cause: Cause, causes: Sequence[Cause]) -> bool:
     """Return whether a run failed for this cause."""
-    return any(cause.is_same(other) for other in causes)
+    return any(cause.is_same(known) for known in causes)
