@@ -22,8 +22,13 @@ AGENTS = HERE.parents[1] / "packages/agents"
 MUTANTS = {
     "a function is listed": (
         "agent/request_policy.cpp",
-        "rules->functions.count(function) != 0);",
+        "rules->functions.count(function) != 0 || rules->conditional.count(function) != 0);",
         "!function.empty());",
+    ),
+    "a call that its bytes decide is listed": (
+        "agent/request_policy.cpp",
+        "permitted(peer)->functions.count(report.function) != 0;",
+        "!peer.empty();",
     ),
     "an operator is listed": (
         "agent/request_policy.cpp",
