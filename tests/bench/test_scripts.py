@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_bench.results import Results
+from rpc_backends_bench.plan import FULL
 from rpc_backends_bench.statistics import Ratio
 from support.environments import clean_environ
 
@@ -72,24 +72,34 @@ def test_a_report_fails_on_missed_bars(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_summary_chart_is_drawn_from_its_file(tmp_path: Path) -> None:
-    draw_summary.draw(Results.read(draw_summary.FILE), tmp_path / "summary.png")
+    draw_summary.draw(json.loads(draw_summary.FILE.read_text()), tmp_path / "summary.png")
 
     assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_summary_plan_measures_each_row_of_the_chart() -> None:
-    plan = draw_summary.plan()
+def test_the_whole_bench_measures_each_row_of_the_chart() -> None:
     measured = {
-        "throughput.inflight": plan.in_flight,
-        "size.echo": plan.sizes,
-        "group.start": [size for size, _ in plan.groups],
-        "group.memory": [size for size, _ in plan.groups],
-        "group.join": range(1, plan.joins[0][0] + 1),
+        "throughput.inflight": FULL.in_flight,
+        "size.echo": FULL.sizes,
+        "group.start": [size for size, _ in FULL.groups],
     }
 
     for row, x, _ in draw_summary.ROWS:
-        assert plan.has(row)
+        assert FULL.has(row)
         assert x is None or x in measured[row]
+
+
+def test_the_chart_has_ratios_of_medians_between_hosts() -> None:
+    rows = [row for row, _ in draw_summary.HOSTS]
+    seconds = {"TENSORPIPE@torch": 2.0, "ZEROMQ:secret": 1.0, "UCX": 0.5, "ZEROMQ:plain": 0.1}
+    rounds = {
+        f"0 ms: {side}": [{row: {"median": value * turn} for row in rows} for turn in (1, 3, 8)]
+        for side, value in seconds.items()
+    }
+
+    found = draw_summary.between_hosts(rounds)
+
+    assert list(found.values()) == [{"ZEROMQ": 0.5, "UCX": 0.25}] * len(rows)
 
 
 @pytest.mark.thorough

@@ -81,6 +81,20 @@ def test_time_in_which_a_thread_polls_counts_on_a_busy_machine() -> None:
         assert counted(pids, 2.0) > 1.2
 
 
+def test_time_in_which_only_tensorpipe_polls_counts() -> None:
+    code = """
+import threading, time
+def poll():
+    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as name:
+        name.write("TP_SHM_reactor")
+    while True: pass
+threading.Thread(target=poll, daemon=True).start()
+time.sleep(600)
+"""
+    with running(code) as pids:
+        assert counted(pids, 1.5) > 1.0
+
+
 def test_a_program_that_waits_for_a_processor_does_not_hang(tmp_path: Path) -> None:
     """The program is silent for twice the time of a hang, most of it without a processor."""
     code = """

@@ -17,8 +17,11 @@ _LEAST = 0.25
 #: Seconds between two looks at the threads.
 _EVERY = 1.0
 
-#: Seconds that a thread runs at a time, on average, if it computes. One that only polls runs less.
+#: Seconds that a thread runs at a time, on average, if it computes. One that only polls runs less, if
+#: others need the processor.
 _COMPUTES = 0.0005
+#: The thread of TENSORPIPE that polls all the time, also while every other thread waits.
+_POLLS = "TP_SHM_reactor"
 
 #: For each thread the seconds in which it ran, the seconds in which it was ready but had no processor,
 #: and how many times it got one.
@@ -77,7 +80,7 @@ def kept_waiting(processes: Sequence[int]) -> float:
 
 
 def thread_times(processes: Sequence[int]) -> Times:
-    """Return the times of all threads; none if the kernel does not count them."""
+    """Return the times of all threads but TENSORPIPE's that polls; none if the kernel does not count them."""
     found: Times = {}
     for pid in processes:
         try:
@@ -86,6 +89,8 @@ def thread_times(processes: Sequence[int]) -> Times:
             continue
         for thread in threads:
             with contextlib.suppress(OSError, ValueError):
+                if (thread / "comm").read_text().strip() == _POLLS:
+                    continue
                 ran, waited, turns = map(int, (thread / "schedstat").read_text().split())
                 found[pid, int(thread.name)] = (ran / 1e9, waited / 1e9, turns)
     return found
