@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 
 #: Versions that CI tests: the oldest and the newest that the dependencies allow.
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TORCHES = ("2.6.0", "2.15.0")
 _TORCH = "torch>=2.6"
 
