@@ -153,10 +153,11 @@ typecheck: setup  ## mypy --strict of the sources
 	@echo "==> mypy"
 	$(BIN)/mypy --strict $(SOURCES)
 
-format: setup  ## fix and format the sources with ruff and clang-format
+format: setup  ## fix and format the sources with ruff and clang-format, the documents one sentence a line
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
+	$(BIN)/python docs/_ext/sentences.py
 
 wheels: $(WHEEL_VENV)/.installed  ## all wheels, for every torch, in dist/ (11 min, later seconds; PYTHONS="3.11 3.12")
 	$(need_compiler)

@@ -19,8 +19,8 @@ _HEAD = """\
 # Backends that were tested
 
 Each backend on this page has a published report of the [conformance suite](how-to/conformance.md).
-The page is made of the reports in `docs/reports`. [Add a backend](#add-a-backend) says how yours
-gets here.
+The page is made of the reports in `docs/reports`.
+[Add a backend](#add-a-backend) says how yours gets here.
 
 | backend | package | verdict | torch | Python | accelerators | tested on |
 |---|---|---|---|---|---|---|
@@ -28,39 +28,40 @@ gets here.
 _CAPABILITIES = """
 ## Capabilities
 
-*kept*: declared, and all tests of it passed. *kept in part*: declared, some of its tests passed, and
-the others could not run, for example because the machine has no accelerator. *not tested*: declared,
-and no test of it could run. *works*: not declared, and the tests passed.
+*kept*: declared, and all tests of it passed.
+*kept in part*: declared, some of its tests passed, and the others could not run, for example because the machine has no accelerator.
+*not tested*: declared, and no test of it could run.
+*works*: not declared, and the tests passed.
 [Capabilities](reference/capabilities.md) says what each capability promises.
 
 """
 _REPORTS = """
 ## Reports
 
-A report names each requirement, its outcome, and the machine. Beside it is the backend's badge.
+A report names each requirement, its outcome, and the machine.
+Beside it is the backend's badge.
 
 """
 _ADD = """
 ## Add a backend
 
-In a clone of this project, install your package and run the suite on your backend. `--report` writes
-the report as JSON and as a page, and `--badge` writes a badge for your README:
+In a clone of this project, install your package and run the suite on your backend.
+`--report` writes the report as JSON and as a page, and `--badge` writes a badge for your README:
 
 ```console
 $ rpc-backends conformance MY_BACKEND --report docs/reports/MY_BACKEND --badge docs/reports/MY_BACKEND.svg
 $ python docs/_ext/backend_index.py
 ```
 
-The second command removes tracebacks from the report and writes this page. Open a pull request with
-the page, `MY_BACKEND.json` and `MY_BACKEND.svg`. In the README of your package, show the badge with a
-link to this page:
+The second command removes tracebacks from the report and writes this page.
+Open a pull request with the page, `MY_BACKEND.json` and `MY_BACKEND.svg`.
+In the README of your package, show the badge with a link to this page:
 
 ```markdown
 [![rpc-backends conformance](conformance.svg)](URL-OF-THIS-PAGE)
 ```
 
-`--badge FILE.json` writes the badge for [shields.io](https://shields.io/badges/endpoint-badge), which
-draws it from the URL of that file.
+`--badge FILE.json` writes the badge for [shields.io](https://shields.io/badges/endpoint-badge), which draws it from the URL of that file.
 """
 #: What :func:`shorten` leaves out of a result, and a whole report has.
 _EMPTY = {"advice": "", "capability": None, "has_stacks": False}

@@ -13,7 +13,8 @@ PAGE = ROOT / "docs/explanation/modules.md"
 _HEAD = """\
 # Modules
 
-What each module is for, by its first lines. `python docs/_ext/module_index.py` writes this page.
+What each module is for, by its first lines.
+`python docs/_ext/module_index.py` writes this page.
 [Architecture](architecture.md) shows how the modules work together.
 """
 

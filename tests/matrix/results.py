@@ -191,37 +191,36 @@ def _row_of(cells: list[str]) -> str:
 _HEAD = """\
 # Versions that were tested
 
-`make matrix` builds the wheels of every distribution, makes an environment for each pair of torch and
-Python, and runs the tests of each column in it. It writes this page. A number is the count of
-tests that passed. The results of a row hold for its commit: a column was tested on that commit, or on an
-earlier one, and no file that it depends on has changed between them (`docs/compatibility.json` has the
-commit of each column).
+`make matrix` builds the wheels of every distribution, makes an environment for each pair of torch and Python, and runs the tests of each column in it.
+It writes this page.
+A number is the count of tests that passed.
+The results of a row hold for its commit: a column was tested on that commit, or on an earlier one, and no file that it depends on has changed between them (`docs/compatibility.json` has the commit of each column).
 
 """
 _FOOT = """
 - **import**: all packages are imported, with warnings as errors.
 - **doctor**: `rpc-backends doctor` reports no error.
-- **torch's suites** are those of that version of torch. TENSORPIPE and FAULTY_TENSORPIPE run all of
-  them; the other backends run those that need no TensorPipe.
+- **torch's suites** are those of that version of torch.
+  TENSORPIPE and FAULTY_TENSORPIPE run all of them; the other backends run those that need no TensorPipe.
 - **TENSORPIPE** to **UCX**: the [conformance suite](how-to/conformance.md).
 
-No machine of these runs had a GPU. Builds of torch with CUDA were tested without one.
+No machine of these runs had a GPU.
+Builds of torch with CUDA were tested without one.
 """
 _INSTALLED = """
 ## Wheels, without a compiler
 
-`make test-wheels` makes an environment with torch for each pair, in which no compiler is found, and
-runs `pip install "rpc-backends[zeromq,ucx]"` with the wheels of the commit. A number is the seconds
-from the start of pip to the answer of the first call on ZEROMQ. Then the quickstart on TENSORPIPE,
-ZEROMQ and UCX, `doctor`, and a chapter of the conformance suite on each of them must succeed. The
-machine did other work at the same time: up to 30 processes on its two cores, and as many all the time
-where a number is above 30 s. On the idle machine, two runs with torch 2.13 took 8 s and 13 s.
+`make test-wheels` makes an environment with torch for each pair, in which no compiler is found, and runs `pip install "rpc-backends[zeromq,ucx]"` with the wheels of the commit.
+A number is the seconds from the start of pip to the answer of the first call on ZEROMQ.
+Then the quickstart on TENSORPIPE, ZEROMQ and UCX, `doctor`, and a chapter of the conformance suite on each of them must succeed.
+The machine did other work at the same time: up to 30 processes on its two cores, and as many all the time where a number is above 30 s.
+On the idle machine, two runs with torch 2.13 took 8 s and 13 s.
 
 """
 _NAMES = """
 ## Private names of torch
 
-This project uses private names of torch. `rpc-backends doctor` lists those that the installed torch
-lacks.
+This project uses private names of torch.
+`rpc-backends doctor` lists those that the installed torch lacks.
 
 """
