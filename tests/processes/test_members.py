@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,11 @@ def has_ended(pid: int) -> bool:
 @pytest.mark.parametrize("engine", ENGINES_OF_MEMBERS)
 def test_calls_to_a_killed_member_say_that_it_has_ended(tmp_path: Path, engine: str) -> None:
     """The first call, which needs a connection, and those after the member has left the list."""
-    with Workers(3, seconds=120) as workers:
+    with (
+        # Workers of other tests remove the sockets of killed ones from the folders that they share.
+        tempfile.TemporaryDirectory(prefix="rpc-") as sockets,
+        Workers(3, seconds=120, env={"XDG_RUNTIME_DIR": sockets}) as workers,
+    ):
         url = f"file://{tmp_path}/store"
         for worker in workers:
             worker.call(steps.join_dynamic, url, **ENGINES_OF_MEMBERS[engine])
