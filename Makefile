@@ -87,7 +87,7 @@ reports: setup  ## run the conformance suite on our backends, and make docs/back
 	done
 	$(BIN)/python docs/_ext/backend_index.py
 
-test: lint  ## lint, type checks and tests (16 min on two cores); repeats a stage only if something has changed (AGAIN=1: all)
+test: lint  ## lint, type checks and tests (14 min on two cores); repeats a stage only if something has changed (AGAIN=1: all)
 	$(MAKE) -j2 -O typecheck test-cpp
 	$(RUN_STAGES) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
@@ -123,7 +123,7 @@ define cpp_tests
 	@$(BIN)/ctest --preset $(1)
 endef
 
-test-quick: setup  ## the tests that take at most a few seconds each (5 min)
+test-quick: setup  ## the tests that take at most a few seconds each (3 min)
 	$(BIN)/python -m pytest -m "$(QUICK)" $(BY_FILE) $(PYTEST_ARGS)
 
 test-lowest: $(LOWEST_VENV)/.installed  ## the core's tests with the oldest supported torch and other dependencies

@@ -23,6 +23,8 @@ from torch.distributed import rpc
 from support import steps
 from support.workers import WorkerContext, Workers, suspend
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 60.0
 LOCK = threading.Lock()
 HELD: list[Any] = []

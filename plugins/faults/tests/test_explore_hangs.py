@@ -18,6 +18,8 @@ from rpc_backends_faults.explore.progress import Waiting
 from rpc_backends_faults.explore.runs import Run
 from rpc_backends_faults.explore.search import Plan, Search
 
+pytestmark = pytest.mark.slow
+
 LOGGED = Path(__file__).parent / "logged_program.py"
 #: How many busy processes share each processor.
 LOAD = 4
@@ -185,7 +187,6 @@ def test_a_hang_that_repeats_is_a_failure(tmp_path: Path) -> None:
     assert (failure.shrunk.failed, failure.shrunk.of) == (2, 2)
 
 
-@pytest.mark.slow
 def test_with_one_job_no_two_runs_overlap(tmp_path: Path) -> None:
     """The program waits for so long that it needs no processor, and fails if another one runs."""
     alone = f"""
