@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -366,6 +367,17 @@ def test_ci_tests_the_oldest_torch_and_the_newest_tested(all_variants: Path) -> 
     tested = max(Version(pair["torch"]) for pair in pairs)
     newest = Version(max(matrix["torch"], key=Version))
     assert newest.release[:2] == tested.release[:2]
+
+
+def test_ci_tests_the_pairs_of_torch_and_python_that_were_tested_here(all_variants: Path) -> None:
+    workflow = yaml.safe_load((all_variants / "X-0/.github/workflows/test.yml").read_text())
+    matrix = workflow["jobs"]["test"]["strategy"]["matrix"]
+    pairs = set(itertools.product(matrix["torch"], matrix["python"]))
+    pairs -= {(entry["torch"], entry["python"]) for entry in matrix["exclude"]}
+
+    tested = json.loads((ROOT / "docs/compatibility.json").read_text())["installations"]
+    known = {(Version(entry["torch"]).public, entry["python"]) for entry in tested}
+    assert pairs == {pair for pair in known if pair[0] in matrix["torch"]}
 
 
 @pytest.mark.thorough
