@@ -215,7 +215,7 @@ A number is the seconds from the start of pip to the answer of the first call on
 Then the quickstart on TENSORPIPE, ZEROMQ and UCX, `doctor`, and a chapter of the conformance suite on each of them must succeed.
 The machine did other work at the same time: up to 30 processes on its two cores, and as many all the time where a number is above 30 s.
 On the idle machine, two runs with torch 2.13 took 8 s and 13 s.
-Torch has wheels for Python 3.14 from 2.9 on.
+Torch has wheels for Python 3.14 from 2.9 on; an empty cell was not tested.
 
 """
 _NAMES = """
