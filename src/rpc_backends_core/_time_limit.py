@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -31,11 +32,13 @@ class LateError(Exception):
         self.thread = thread
 
 
-def within(seconds: float, work: Callable[[], T]) -> T:
+def within(seconds: float, work: Callable[[], T], cancel: Callable[[], object] | None = None) -> T:
     """Run ``work`` on a thread of its own; return what it returns, or raise what it raises.
 
     If no thread can be started, ``work`` runs on the calling thread, without a time limit.
 
+    :param cancel: ends ``work`` early; called if the calling thread is interrupted, which then waits up
+        to a second for ``work`` to end.
     :raises LateError: ``work`` takes longer than ``seconds``. Its thread keeps running.
     """
     outcomes: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
@@ -50,21 +53,28 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     name = threading.current_thread().name
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
-        thread.start()
-    except RuntimeError:  # too many threads, or too little memory for one
-        return work()
-    left = seconds
-    while True:
-        # In slices, so that the time in which this very process is suspended does not count.
-        piece = min(left, _SLICE)
         try:
-            value, raised = outcomes.get(timeout=piece)
-            break
-        except queue.Empty:
-            left -= piece
-            if left <= 0:
-                raise LateError(thread) from None
-    thread.join()  # ``work`` has ended, so its thread ends at once
+            thread.start()
+        except RuntimeError:  # too many threads, or too little memory for one
+            return work()
+        left = seconds
+        while True:
+            # In slices, so that the time in which this very process is suspended does not count.
+            piece = min(left, _SLICE)
+            try:
+                value, raised = outcomes.get(timeout=piece)
+                break
+            except queue.Empty:
+                left -= piece
+                if left <= 0:
+                    raise LateError(thread) from None
+        thread.join()  # ``work`` has ended, so its thread ends at once
+    except KeyboardInterrupt:
+        if cancel is not None:
+            cancel()
+        with contextlib.suppress(RuntimeError):  # the thread was not started
+            thread.join(_SLICE)
+        raise
     if raised is not None:
         try:
             raise raised

@@ -309,7 +309,7 @@ def test_a_signal_leaves_no_process_behind(
         try:
             _wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
             doctor.send_signal(number)
-            _, errors = doctor.communicate(timeout=60)
+            _, errors = doctor.communicate(timeout=20)
         finally:
             doctor.kill()
 

@@ -39,7 +39,15 @@ def of_certificates(backend: str, options: Mapping[str, str]) -> list[Finding]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "name"), [("ZEROMQ", "{name}"), ("UCX", "trainer1")])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        ("ZEROMQ", "{name}"),
+        ("UCX", "trainer1"),
+        pytest.param("ZEROMQ", "trainer1", marks=pytest.mark.thorough),
+        pytest.param("UCX", "{name}", marks=pytest.mark.thorough),
+    ],
+)
 def test_calls_work_with_certificates(folder: Path, backend: str, name: str) -> None:
     done = run_python(
         *("-m", "rpc_backends_cli", "doctor", backend, "--json"),

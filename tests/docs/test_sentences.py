@@ -36,5 +36,5 @@ def test_documents_have_one_sentence_a_line() -> None:
         ("It is 3. 1. is no item.", ["It is 3. 1.", "is no item."]),
     ],
 )
-def test_sentences_are_told_apart(text: str, lines: list[str]) -> None:
+def test_each_sentence_gets_a_line(text: str, lines: list[str]) -> None:
     assert SENTENCES["formatted"](text) == "\n".join(lines)

@@ -70,9 +70,15 @@ class StoreAccess:
         # that backtrace to stderr for each further request.
         raise StoreError(self._lost)
 
-    def ask_plainly(self, request: Callable[[Any], T], seconds: float) -> T:
+    def ask_plainly(
+        self,
+        request: Callable[[Any], T],
+        seconds: float,
+        cancel: Callable[[], object] | None = None,
+    ) -> T:
         """Do what :meth:`ask` does, but raise the errors of ``request`` unchanged.
 
+        :param cancel: ends ``request`` early, if this thread is interrupted.
         :raises StoreError: the request took longer, or an earlier one still hangs.
         """
         if self._late is not None and self._late.is_alive():
@@ -80,7 +86,7 @@ class StoreAccess:
                 f"{located(self._store)} has not answered an earlier request yet. {HOST_MAY_HANG}"
             )
         try:
-            return within(seconds, lambda: request(_open(self._store)))
+            return within(seconds, lambda: request(_open(self._store)), cancel)
         except LateError as late:
             self._late = late.thread
             raise StoreError(
@@ -121,11 +127,21 @@ class BoundedStore:
 
     def poll(self, key: str, seconds: float, waited: float, pause: float) -> bool:
         # one request, so that the checks share a thread
-        return self._ask(lambda store: _poll(store, key, seconds, waited, pause), seconds)
+        cancelled = threading.Event()
+        return self._ask(
+            lambda store: _poll(store, key, seconds, waited, pause, cancelled.wait),
+            seconds,
+            cancelled.set,
+        )
 
-    def _ask(self, request: Callable[[Any], T], more: float = 0) -> T:
+    def _ask(
+        self,
+        request: Callable[[Any], T],
+        more: float = 0,
+        cancel: Callable[[], object] | None = None,
+    ) -> T:
         # Errors keep their types: a worker that joins a group tries again after some of them.
-        return self._access.ask_plainly(request, self._seconds + more)
+        return self._access.ask_plainly(request, self._seconds + more, cancel)
 
 
 def _open(store: Any) -> Any:
@@ -201,11 +217,19 @@ def wait_for(
             look = min(2 * look, waited + _LONGEST_LOOK)
 
 
-def _poll(store: Any, key: str, seconds: float, waited: float, pause: float) -> bool:
+def _poll(
+    store: Any,
+    key: str,
+    seconds: float,
+    waited: float,
+    pause: float,
+    sleep: Callable[[float], bool | None] = time.sleep,
+) -> bool:
     """Check for ``key`` again and again, for so many seconds; return whether it has a value.
 
     :param waited: for how many seconds the caller has waited before.
     :param pause: the pause between two checks after one second of waiting.
+    :param sleep: called with each pause; if it returns true, there is no further check.
     """
     # Not store.wait(): each wait that times out makes torch write two lines to stderr, and Ctrl-C does
     # not interrupt it.
@@ -215,5 +239,6 @@ def _poll(store: Any, key: str, seconds: float, waited: float, pause: float) -> 
         if passed >= seconds:
             return False
         grown = max(pause * math.sqrt(waited + passed), _SHORTEST_PAUSE)
-        time.sleep(min(grown, _LONGEST_PAUSE, seconds - passed))
+        if sleep(min(grown, _LONGEST_PAUSE, seconds - passed)):
+            return False
     return True

@@ -159,7 +159,7 @@ class Decisions:
 
     def _of(self, peer: str | None) -> Permissions:
         if peer is None:  # the backend does not tell
-            rules = [rule for rule in self._rules if EVERY in rule.peers]
+            rules = self._policy.rules_for(None)
         else:
             rules = [self._rules[number] for number in self.native.rules_for(peer)]
         known = self._permissions[peer] = Permissions(rules)
