@@ -17,6 +17,9 @@ other, and the workers continue. ``--most-mib`` limits the memory of a worker at
 With churn, use ZEROMQ or UCX. TENSORPIPE does not pass: torch's agent keeps the connections to former
 peers open and the RRefs of failed calls in memory, and TensorPipe may end a process that reads from a
 lost peer.
+
+Without churn, the allocator of the C library keeps little of what is freed (`ALLOCATOR`): with its
+defaults a worker grows for many minutes although it uses no more memory, and a small leak would not show.
 """
 
 from __future__ import annotations
@@ -41,11 +44,15 @@ from judge import CHURNED, TOLERANCES, Tolerance, Verdict, judge
 
 from rpc_backends_bench import worker_tasks
 from rpc_backends_bench.subjects import Subject, parse
-from rpc_backends_processes import Step, Template, WorkerError, Workers
+from rpc_backends_processes import Step, Template, WorkerError, Workers, environ
 
 #: How long start, shutdown and the last calls may take together.
 _START_STOP_TIMEOUT_S = 3 * traffic.CALL_END_TIMEOUT_S
 _PROGRESS_INTERVAL_S = 10.0
+#: Variables of glibc's malloc. Once a program has freed a large block, blocks of up to that size come
+#: from arenas, where other blocks keep them from being returned; a fixed threshold prevents that. There
+#: are up to eight arenas a core, which fill one after the other.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_ARENA_MAX": "2"}
 #: How many characters of an error are shown. The rest is output of calls that raise on purpose.
 _MAX_ERROR_TEXT = 4000
 
@@ -95,7 +102,11 @@ def soak(plan: Plan, progress: Callable[[str], None]) -> tuple[Samples, dict[str
     :raises WorkerError: a worker ended early, hung or did not shut down.
     """
     # So that every worker can import the modules of this folder by their names.
-    template = Template(path=[str(Path(__file__).parent)], preload=["churn", "traffic"])
+    template = Template(
+        path=[str(Path(__file__).parent)],
+        preload=["churn", "traffic"],
+        variables={**({} if plan.peers else ALLOCATOR), **environ()},
+    )
     samples: Samples = {}
     with (
         tempfile.TemporaryDirectory(prefix="rpc-soak-") as folder,

@@ -12,7 +12,7 @@ from typing import Any
 
 from rpc_backend_ucx import UCXRpcBackendOptions
 from rpc_backend_zeromq import ZeroMQRpcBackendOptions
-from rpc_backends_agents.engine.options import DeclaredOptions, Option
+from rpc_backends_agents.engine.declarations import DeclaredOptions, Option
 
 ROOT = Path(__file__).parents[2]
 ENGINES: tuple[type[DeclaredOptions], ...] = (ZeroMQRpcBackendOptions, UCXRpcBackendOptions)

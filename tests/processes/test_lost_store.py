@@ -105,9 +105,9 @@ def test_members_go_on_without_the_store_host(where: Meeting, backend: str, endi
                 )
                 assert workers[me].output.count("cannot read the member list") == 1
         assert_all_is_well(workers, REMAINING)
-        if ending == "killed":  # a host that leaves may end during a request of the others
-            for me in REMAINING:
-                assert "Exception raised from" not in workers[me].output  # torch's C++ backtraces
+        for me in REMAINING:
+            # Torch's C++ backtrace. The host may end during a request; then no further one is made.
+            assert workers[me].output.count("Exception raised from") <= 1
 
 
 @pytest.mark.slow

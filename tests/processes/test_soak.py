@@ -32,16 +32,11 @@ WITH_CHURN = [
 ]
 
 
-def soak(*arguments: str, arenas: int | None = 2) -> subprocess.CompletedProcess[str]:
-    """Run the soak, and return its output.
-
-    :param arenas: of the allocator. With few of them it stops growing sooner, so later growth is the
-        program's own.
-    """
-    environ = {**clean_environ(), **({"MALLOC_ARENA_MAX": str(arenas)} if arenas else {})}
+def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the soak, and return its output."""
     command = [sys.executable, str(SOAK), *SMALL, *arguments]
     return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=800, check=False
+        command, env=clean_environ(), capture_output=True, text=True, timeout=800, check=False
     )
 
 
@@ -85,7 +80,6 @@ def test_a_worker_survives_churn_with_bounded_memory(
     done = soak(
         *("--backend", backend, *WITH_CHURN, *(["--static"] if is_static else [])),
         *("--json", str(report)),
-        arenas=None,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     calls = json.loads(report.read_text())["calls"]

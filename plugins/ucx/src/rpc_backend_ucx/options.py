@@ -6,14 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rpc_backend_ucx import names
+from rpc_backends_agents.engine.declarations import Option, VariableOption, construct_handler
 from rpc_backends_agents.engine.kinds import YES_OR_NO, Kind, seconds
 from rpc_backends_agents.engine.option_checks import OptionChecks
-from rpc_backends_agents.engine.options import (
-    CertifiedOptions,
-    Option,
-    VariableOption,
-    construct_handler,
-)
+from rpc_backends_agents.engine.options import CertifiedOptions
 from rpc_backends_core.spi import SettingError
 
 #: The name of the backend.

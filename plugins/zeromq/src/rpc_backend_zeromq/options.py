@@ -8,14 +8,10 @@ from typing import Any
 
 from rpc_backend_zeromq import ports as port_ranges
 from rpc_backend_zeromq.ports import Ports
+from rpc_backends_agents.engine.declarations import Option, VariableOption, construct_handler
 from rpc_backends_agents.engine.kinds import YES_OR_NO, Kind, seconds, text
 from rpc_backends_agents.engine.option_checks import OptionChecks
-from rpc_backends_agents.engine.options import (
-    CertifiedOptions,
-    Option,
-    VariableOption,
-    construct_handler,
-)
+from rpc_backends_agents.engine.options import CertifiedOptions
 from rpc_backends_core.spi import SettingError
 
 #: The name of the backend.

@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rpc_backends_agents.engine.declarations import (
+        DeclaredOptions,
+        Option,
+        VariableOption,
+        construct_handler,
+    )
     from rpc_backends_agents.engine.guarded_transport import HANDSHAKE_TIMEOUT, GuardedTransport
     from rpc_backends_agents.engine.handlers import CAPABILITIES, engine_backend, init_handler
     from rpc_backends_agents.engine.kinds import (
@@ -19,12 +25,8 @@ if TYPE_CHECKING:
     from rpc_backends_agents.engine.option_checks import OptionChecks
     from rpc_backends_agents.engine.options import (
         CertifiedOptions,
-        DeclaredOptions,
         EngineOptions,
         GuardedOptions,
-        Option,
-        VariableOption,
-        construct_handler,
     )
     from rpc_backends_agents.engine.publication import Publication
 
@@ -54,19 +56,12 @@ __all__ = [
 
 #: The module of each name. They are imported at first use: most of them import torch.
 _MODULES = {
+    "declarations": ("DeclaredOptions", "Option", "VariableOption", "construct_handler"),
     "guarded_transport": ("HANDSHAKE_TIMEOUT", "GuardedTransport"),
     "handlers": ("CAPABILITIES", "engine_backend", "init_handler"),
     "kinds": ("INTEGER", "PATH", "SECRET", "YES_OR_NO", "Kind", "seconds", "text"),
     "option_checks": ("OptionChecks",),
-    "options": (
-        "CertifiedOptions",
-        "DeclaredOptions",
-        "EngineOptions",
-        "GuardedOptions",
-        "Option",
-        "VariableOption",
-        "construct_handler",
-    ),
+    "options": ("CertifiedOptions", "EngineOptions", "GuardedOptions"),
     "publication": ("Publication",),
 }
 
