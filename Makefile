@@ -159,7 +159,7 @@ format: setup  ## fix and format the sources with ruff and clang-format, the doc
 	$(BIN)/clang-format -i $(CPP)
 	$(BIN)/python docs/_ext/sentences.py
 
-wheels: $(WHEEL_VENV)/.installed  ## all wheels, for every torch, in dist/ (11 min, later seconds; PYTHONS="3.11 3.12")
+wheels: $(WHEEL_VENV)/.installed  ## all wheels, for every torch, in dist/ (14 min, later seconds; PYTHONS="3.11 3.12")
 	$(need_compiler)
 	PYTHONPATH=tests $(WHEEL_VENV)/bin/python -m wheelhouse --torches "$(TORCHES)" $(if $(PYTHONS),--pythons "$(PYTHONS)") $(OPENSSL)
 

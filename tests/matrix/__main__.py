@@ -28,6 +28,7 @@ from matrix import pairs, results
 from matrix.stages import STAGES, WHEELS, PreparationError, Trial
 from support.environments import extract_commit
 from wheelhouse.__main__ import build
+from wheelhouse.files import built_already
 
 
 def main() -> int:
@@ -43,7 +44,7 @@ def main() -> int:
         help=f"some of: {' '.join(stage.name for stage in STAGES)}; writes only the table of {WHEELS}",
     )
     parser.add_argument(
-        "--dist", type=Path, help="wheels of the last commit that are built already"
+        "--dist", type=built_already, help="wheels of the last commit that are built already"
     )
     parser.add_argument(
         "--folder", type=Path, default=pairs.ROOT / "build/matrix", help="for environments and logs"

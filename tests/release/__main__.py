@@ -28,7 +28,7 @@ from release import contents, versions
 from support import quickstart
 from support.environments import clean_environ, distributions, extract_commit
 from wheelhouse.__main__ import build
-from wheelhouse.files import FilesError
+from wheelhouse.files import FilesError, built_already
 from wheelhouse.torches import named
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +189,9 @@ def main() -> int:
         "--set", metavar="VERSION", default="", help="write a version, build nothing"
     )
     parser.add_argument("--torch", default="torch==2.13.0", help="the torch to install")
-    parser.add_argument("--dist", type=Path, help="a folder with files that are built already")
+    parser.add_argument(
+        "--dist", type=built_already, help="a folder with files that are built already"
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / "build/release", help="for all files")
     parser.add_argument("--torches", default="", help="minor versions of torch (default: all)")
     parser.add_argument(

@@ -5,7 +5,7 @@ fetched, and kept in build/.
 
 ::
 
-    make wheels                                   # for one Python: 11 minutes, later seconds
+    make wheels                                   # for one Python: 14 minutes, later seconds
     make wheels PYTHONS="3.11 3.12 3.13 3.14"     # for each of these, if it is installed
     make wheels TORCHES="2.9 2.13"                # with builds for these alone
     make wheels OPENSSL_SOURCE=openssl-3.5.9.tar.gz   # with this OpenSSL in place of the system's

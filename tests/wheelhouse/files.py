@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import html
@@ -43,6 +44,20 @@ _LICENSE = "BSD-3-Clause"  # of pybind11 and of torch
 
 class FilesError(Exception):
     """A command failed; the text has its output."""
+
+
+def built_already(text: str) -> Path:
+    """Return the folder with wheels that an option of a command names, for processes in other folders.
+
+    :raises argparse.ArgumentTypeError: no wheel is there.
+    """
+    folder = Path(text).resolve()
+    if not any(folder.glob("*.whl")):
+        raise argparse.ArgumentTypeError(
+            f"no wheel is in {folder}. `make wheels` builds them in dist/; without this option they are "
+            "built now."
+        )
+    return folder
 
 
 def with_build_tools(version: Version, folder: Path) -> Path:

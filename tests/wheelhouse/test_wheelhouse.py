@@ -9,10 +9,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.version import Version
 
+from matrix import __main__ as matrix
+from release import __main__ as release
 from support.environments import clean_environ
 from wheelhouse import files
 from wheelhouse.builds import headers_as, without_paths
@@ -161,6 +164,31 @@ def add_empty(folder: Path, name: str, *metadata: str) -> None:
         archive.writestr(f"{info}.dist-info/METADATA", "\n".join(lines))
         archive.writestr(f"{info}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}.dist-info/RECORD", "")
+
+
+def test_a_folder_with_wheels_may_be_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "a-1-py3-none-any.whl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert files.built_already("dist") == tmp_path / "dist"
+
+
+@pytest.mark.parametrize("command", [matrix, release])
+def test_a_folder_without_wheels_is_refused(
+    command: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["command", "--dist", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert f"no wheel is in {tmp_path}" in error
+    assert "make wheels" in error
 
 
 def test_pip_installs_from_the_index_as_the_page_says(tmp_path: Path) -> None:
