@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -145,14 +146,20 @@ class Trial:
         if not extract_commit(ROOT, self._sources):
             raise PreparationError("git archive failed; see above")
         subprocess.run([self._python, "-m", "venv", self._venv], check=True)
-        self._prepared("torch", "-m", "pip", "install", "-q", self._torch)
+        uv = shutil.which("uv")
+        if uv:  # keeps what it has unpacked: 20 seconds for each torch, and pip needs minutes
+            self._prepared(
+                "torch", uv, "pip", "install", "--python", self._python_here, self._torch
+            )
+        else:
+            self._prepared("torch", self._python_here, "-m", "pip", "install", "-q", self._torch)
 
     def _install_all(self) -> None:
         if self._is_complete:
             return
         self._prepared(
             "install",
-            *("-m", "pip", "install", "-q", "--find-links", str(self._wheels)),
+            *(self._python_here, "-m", "pip", "install", "-q", "--find-links", str(self._wheels)),
             *(self._torch, "rpc-backends[all]", "rpc-backends-core[dev]"),
             *("-r", "examples/demo/requirements.txt"),
         )
@@ -161,7 +168,7 @@ class Trial:
     def _try_wheels(self) -> Outcome:
         """Install the wheels where no compiler is found, and try the engines."""
         started = time.monotonic()
-        trial = WheelTrial(self._venv / "bin/python", self._wheels, self._folder / "wheel_trial")
+        trial = WheelTrial(Path(self._python_here), self._wheels, self._folder / "wheel_trial")
         first_call = None
         with (self._logs / "wheels.log").open("a") as log:
             try:
@@ -187,7 +194,7 @@ class Trial:
             [*stage.arguments, f"--junitxml={report}"] if stage.counts else list(stage.arguments)
         )
         started = time.monotonic()
-        status = self._logged(stage.name, arguments)
+        status = self._logged(stage.name, [self._python_here, *arguments])
         seconds = round(time.monotonic() - started)
         if not stage.counts or not report.exists():
             return Outcome("passed" if status == 0 else "failed", seconds)
@@ -207,9 +214,14 @@ class Trial:
         names: dict[str, str] = json.loads(printed)
         return names
 
+    @property
+    def _python_here(self) -> str:
+        """The interpreter of the environment."""
+        return str(self._venv / "bin/python")
+
     def _printed(self, source: str) -> str:
         done = subprocess.run(
-            [self._venv / "bin/python", "-c", source],
+            [self._python_here, "-c", source],
             env=clean_environ(),
             capture_output=True,
             text=True,
@@ -217,15 +229,15 @@ class Trial:
         )
         return done.stdout.strip()
 
-    def _prepared(self, log: str, *arguments: str) -> None:
-        if self._logged(log, arguments) != 0:
+    def _prepared(self, log: str, *command: str) -> None:
+        if self._logged(log, command) != 0:
             path = self._logs / f"{log}.log"
             last = path.read_text().strip().splitlines()[-1:]
             raise PreparationError(
-                f"{' '.join(arguments[:4])} failed: {''.join(last)} (all of it: {path})"
+                f"{' '.join(command[:5])} failed: {''.join(last)} (all of it: {path})"
             )
 
-    def _logged(self, log: str, arguments: Sequence[str]) -> int:
+    def _logged(self, log: str, command: Sequence[str]) -> int:
         environ = clean_environ(
             {
                 "PYTHONPATH": str(self._sources / "examples"),
@@ -233,7 +245,6 @@ class Trial:
             }
         )
         with (self._logs / f"{log}.log").open("a") as output:
-            command = [str(self._venv / "bin/python"), *arguments]
             try:
                 return subprocess.run(
                     command,
