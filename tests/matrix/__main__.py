@@ -7,8 +7,9 @@
     make test-wheels                       # only the first stage: the wheels, without a compiler
     make matrix AGAIN=1                    # also what has passed, and has not changed since
 
-``uv`` on the PATH installs torch in seconds, where pip needs minutes. Without ``AGAIN``, a stage that has passed is run again only if a file has changed that it depends on.
-An environment needs up to 6 GB and is deleted after its run.
+Without ``AGAIN``, a stage that has passed is run again only if a file has changed that it depends on.
+An environment needs up to 6 GB and is deleted after its run. If ``uv`` is on the PATH, it installs torch:
+in seconds, where pip needs minutes.
 """
 
 from __future__ import annotations
