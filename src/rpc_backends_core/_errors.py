@@ -4,7 +4,12 @@ from __future__ import annotations
 
 
 class RpcBackendsError(Exception):
-    """Base class of all errors that this package defines."""
+    """Base class of all errors that this package defines.
+
+    :cvar of_result: whether it refuses a result, whatever the sender has made its pickle look like.
+    """
+
+    of_result = False
 
 
 class UnknownBackendError(RpcBackendsError, AttributeError, KeyError):

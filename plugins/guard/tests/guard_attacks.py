@@ -363,6 +363,31 @@ def harmful() -> dict[str, bytes]:
             LISTED,
             made(name("torch._utils", "_rebuild_parameter"), made(receiver, b"K\x00"), b"\x89", b"}") + b"K\x00K\x01s",
         ),
+        "a number for the hooks of a parameter": call(
+            LISTED, made(name("torch._utils", "_rebuild_parameter"), made(receiver, b"K\x00"), b"\x88", b"K\x05")
+        ),
+        "hooks for a parameter": call(
+            LISTED,
+            made(
+                name("torch._utils", "_rebuild_parameter"), made(receiver, b"K\x00"), b"\x88",
+                made(name("collections", "OrderedDict")) + b"K\x00K\x05s",
+            ),
+        ),
+        "state of a parameter": call(
+            LISTED,
+            made(
+                name("torch._utils", "_rebuild_parameter"), made(receiver, b"K\x00"), b"\x88",
+                made(name("collections", "OrderedDict")),
+            )
+            + b"\x88NK\x05\x87b",
+        ),
+        "a parameter of what is no tensor": call(
+            LISTED,
+            made(
+                name("torch._utils", "_rebuild_parameter"), made(name(ME, "Config")), b"\x88",
+                made(name("collections", "OrderedDict")),
+            ),
+        ),
         "items for a tuple": call(LISTED, b"K\x01\x85K\x01a"),
         "depth in the memo": call(LISTED, _hidden_depth(250)),
         "a list that holds itself": call(LISTED, b"]\x94h\x00a"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import guard_attacks
 import pytest
+import torch
 from guard_attacks import INTERNAL, ME, call, made, name, text
 from torch.distributed import rpc
 
-from rpc_backends_guard import Policy, Rule
+from rpc_backends_guard import Policy, Rule, names
 from rpc_backends_guard.audit import Audit
 from rpc_backends_guard.calls import Decisions
 from rpc_backends_guard.unpickling import GuardError
@@ -192,3 +194,29 @@ def test_a_result_may_hold_classes_of_the_policy() -> None:
 def test_a_result_with_another_class_is_refused() -> None:
     with pytest.raises(GuardError, match="does not list 'guard_attacks:Evil'"):
         decisions().result(pickle.dumps([guard_attacks.Evil]))
+
+
+def test_a_function_may_be_both_called_by_messages_and_while_they_are_unpickled() -> None:
+    rule = Rule(("worker1",), functions=(f"{ME}:listed",), references=(f"{ME}:listed",))
+    policy = Policy((rule,), types=(f"{ME}:listed",))
+    decides = Decisions(policy, "worker0", Audit(None, ""), is_partial=False)
+    # a slice is made by a call, so that the message is no plain one
+    message = call(LISTED, made(name("builtins", "slice"), b"K\x01", b"K\x02"), LISTED)
+    called = decides.call(message, "worker1")
+    assert called.func is guard_attacks.listed
+    assert called.args == (slice(1, 2), guard_attacks.listed)
+
+
+def test_a_function_that_only_a_pickle_may_call_is_named() -> None:
+    policy = Policy((Rule(("worker1",), functions=(f"{ME}:for_others",)),), types=(f"{ME}:listed",))
+    decides = Decisions(policy, "worker0", Audit(None, ""), is_partial=False)
+    with pytest.raises(GuardError, match=r"does not list 'guard_attacks:listed' in `functions`"):
+        decides.call(call(LISTED), "worker1")
+
+
+def test_the_hooks_of_a_parameter_are_not_a_dict_of_the_pickle() -> None:
+    hooks: OrderedDict[int, Any] = OrderedDict()
+    make = names.plain_types()["torch._utils:_rebuild_parameter"]
+    parameter = make(torch.ones(1), True, hooks)
+    hooks[0] = 5
+    assert parameter._backward_hooks == {}

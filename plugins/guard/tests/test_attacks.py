@@ -273,6 +273,20 @@ def test_results_of_a_malicious_callee_are_refused(
             assert {line["peer"] for line in audited(policy)} == {"worker1"}
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_answer_in_the_form_of_a_call_is_an_error(
+    backend: str, policy: Path, folder: Path
+) -> None:
+    """The caller gets no value for it, although its pickle begins as that of a call."""
+    pickles = {"call": guard_attacks.call(guard_attacks.MKDIR, guard_attacks.text("x"))}
+    with Workers(2, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
+        workers.run(guard_steps.join, f"file://{folder.parent}/store", backend)
+        workers[1].call(guard_steps.answer_with, pickles)
+        outcomes = workers[0].call(guard_steps.ask, list(pickles))
+        assert outcomes["call"].startswith("RuntimeError"), outcomes
+        assert "refuses a result of 'worker1'" in outcomes["call"]
+
+
 def test_a_policy_that_only_warns_lets_pass_and_logs(policy: Path, folder: Path) -> None:
     """With mode = "warn" a call that is not listed runs, and the log has it."""
     policy.write_text(POLICY.replace("version = 1", 'version = 1\nmode = "warn"'))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import rpc
 
+import rpc_backends_guard
 from rpc_backends_agents.engine import worker_certificates
 from rpc_backends_guard.policy import PolicyError, read
 from support import steps
@@ -124,6 +125,25 @@ def test_a_changed_policy_revokes_workers_that_run(
         assert workers[0].call(call_error, "worker1")
         policy.write_text(POLICY.format(revoked=""))
         eventually(lambda: not workers[0].call(call_error, "worker1"), lambda: "a call again")
+        workers.run(leave_now)
+
+
+def use_policy(me: WorkerContext, path: Path) -> None:
+    """Guard the workers of this process, as a program does that reads its policy."""
+    rpc_backends_guard.use(read(path))
+
+
+def test_a_changed_policy_that_the_program_has_read_revokes_workers_that_run(
+    tmp_path: Path, folder: Path, policy: Path
+) -> None:
+    with Workers(2) as workers:
+        workers.run(use_policy, policy)
+        workers.run(join, f"file://{tmp_path}/store", **files(folder))
+        assert workers[0].call(call_error, "worker1") == ""
+        policy.write_text(POLICY.format(revoked='"worker0"'))
+
+        logged_line(workers[1], "has changed: what it revokes is in force")
+        eventually(lambda: workers[0].call(call_error, "worker1"), lambda: "no error")
         workers.run(leave_now)
 
 

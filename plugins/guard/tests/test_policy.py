@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_guard import Policy, PolicyError, Rule, guarding, learning, read, words
+from rpc_backends_guard import Policy, PolicyError, Rule, guarding, learning, read, use, words
 from rpc_backends_guard.audit import Audit
 from rpc_backends_guard.calls import Decisions
 from rpc_backends_guard.policy import matches
@@ -112,7 +112,7 @@ def test_a_missing_policy_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_policy_in_python_is_checked() -> None:
-    with pytest.raises(PolicyError, match=r"'os\.system' in 'functions'"):
+    with pytest.raises(PolicyError, match=r"in rule 1, functions has 'os\.system'"):
         Policy((Rule(("a",), functions=("os.system",)),))
 
 
@@ -136,6 +136,47 @@ def test_patterns_of_peers_are_exact_but_for_stars(pattern: str, name: str, is_m
 
 
 @pytest.mark.parametrize(
+    ("values", "wrong"),
+    [
+        ({"enforces": None}, "enforces is None; it must be True or False"),
+        ({"require_guard": "no"}, "require_guard is 'no'; it must be True or False"),
+        ({"max_depth": -1}, "max_depth is -1; it must be a whole number above 0"),
+        ({"max_bytes": "1"}, "max_bytes is '1'; it must be a whole number above 0"),
+        ({"audit": "log"}, "audit is 'log'; it must be a pathlib.Path or None"),
+        ({"types": "a:B"}, "types is 'a:B'; it must be a tuple of texts"),
+        ({"revoked": "trainer1"}, "revoked is 'trainer1'; it must be a tuple of texts"),
+        ({"revoked": ("a b",)}, "revoked has 'a b'; an entry is 'trainer0' or '0a:1b'"),
+        ({"identities": {"a": ("b",)}}, "it must be a tuple of pairs"),
+        ({"identities": (("a b", ("c",)),)}, "identities has 'a b'"),
+        ({"identities": (("a", "b"),)}, "identity 'a' is 'b'; it must be a tuple of texts"),
+        ({"rules": Rule(("a",))}, "it must be a tuple of Rule"),
+        ({"rules": ("a",)}, "rule 1 is 'a'; it must be a Rule"),
+        (
+            {"rules": (Rule("trainer*"),)},
+            "in rule 1, peers is 'trainer*'; it must be a tuple of texts",
+        ),
+        (
+            {"rules": (Rule(("a",), functions="a:f"),)},
+            "in rule 1, functions is 'a:f'; it must be a tuple",
+        ),
+        ({"rules": (Rule(()),)}, "peers is empty in rule 1"),
+    ],
+)
+def test_a_policy_made_in_python_is_honoured_to_the_letter(
+    values: dict[str, Any], wrong: str
+) -> None:
+    with pytest.raises(PolicyError) as caught:
+        Policy(**{"rules": (), **values})
+    assert wrong in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", ["policy.toml", [1], 7])
+def test_only_a_policy_can_be_used(policy: Any) -> None:
+    with pytest.raises(TypeError, match=r"use\(\) takes a Policy or None"):
+        use(policy)
+
+
+@pytest.mark.parametrize(
     ("entry", "kind"),
     [
         ("builtins:eval", "functions"),
@@ -153,6 +194,16 @@ def test_patterns_of_peers_are_exact_but_for_stars(pattern: str, name: str, is_m
         ("prim::rpc_sync", "operators"),
         ("cProfile:run", "functions"),
         ("logging.config:dictConfig", "functions"),
+        ("_posixsubprocess:fork_exec", "functions"),
+        ("concurrent.futures:ProcessPoolExecutor", "functions"),
+        ("torch.multiprocessing.spawn:spawn", "functions"),
+        ("torch.jit._serialization:load", "functions"),
+        ("torch.package.package_importer:PackageImporter", "functions"),
+        ("numpy:load", "functions"),
+        ("joblib:load", "functions"),
+        ("pkgutil:resolve_name", "functions"),
+        ("torch.distributed.rpc.api:rpc_sync", "functions"),
+        ("torch.distributed.rpc:remote", "functions"),
         ("torch.utils.cpp_extension:load", "functions"),
         ("torch.distributed.rpc.internal:deserialize", "functions"),
     ],

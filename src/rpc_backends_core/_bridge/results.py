@@ -86,6 +86,8 @@ def not_unpickled(data: bytes, error: Exception) -> Any:
     :raises ResultError: it is a result.
     """
     kind, strings, classes = _scanned(data)
+    if isinstance(error, RpcBackendsError) and error.of_result:
+        raise ResultError(_text(error, classes)) from error
     if kind == "PythonUDF":
         text = _text_for_call(_called(strings), error, classes)
         if isinstance(error, AttributeError):  # a missing function or class: torch's type and words

@@ -139,7 +139,7 @@ class Decisions:
                 f"worker {self._worker!r} refuses a result of {_shown(peer)}, by its guard "
                 f"policy: {error}"
             )
-            raise self._refused(error, peer, text) from None
+            raise self._refused(error, peer, text, of_result=True) from None
 
     def _unpickle(self, data: bytes, known: Names) -> Unpickled:
         return unpickle(data, known, self.native.pickle_problem(data))
@@ -165,10 +165,12 @@ class Decisions:
         known = self._permissions[peer] = Permissions(rules)
         return known
 
-    def _refused(self, error: GuardError, peer: str | None, text: str) -> GuardError:
+    def _refused(
+        self, error: GuardError, peer: str | None, text: str, *, of_result: bool = False
+    ) -> GuardError:
         event = "refused" if self._policy.enforces else "would refuse"
         self._audit.write(event, peer, error.kind, error.name, text=str(error)[:512])
-        return GuardError(text, error.kind, error.name)
+        return GuardError(text, error.kind, error.name, of_result=of_result)
 
     def _decide(self, unpickled: Unpickled, rules: Permissions, peer: str | None) -> Any:
         parts = torch_internals.call_parts(unpickled.value)

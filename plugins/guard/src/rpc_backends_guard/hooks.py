@@ -51,7 +51,7 @@ def rpc_backends_init_backend() -> Generator[None, Any, Any]:
     if source is not None and source != LEARN:
         from rpc_backends_guard import identities
 
-        identities.use(_policy(source), os.environ[POLICY] if source == POLICY else "")
+        identities.use(_policy(source))
     elif f"{__package__}.identities" in sys.modules:  # an earlier group had a policy
         from rpc_backends_guard import identities
 

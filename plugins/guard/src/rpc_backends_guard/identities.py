@@ -12,12 +12,13 @@ from rpc_backends_guard.policy import Policy, PolicyError, read
 logger = logging.getLogger("rpc_backends.guard")
 
 
-def use(policy: Policy, file: str) -> None:
-    """Make the identities of a policy those of this process.
-
-    :param file: the file of the policy, which is read again when it changes; empty for none.
-    """
-    identities.use(_Rules(policy, file) if file else _constant(_of(policy, policy.revoked)))
+def use(policy: Policy) -> None:
+    """Make the identities of a policy those of this process; its file is read again when it changes."""
+    identities.use(
+        _constant(_of(policy, policy.revoked))
+        if policy.file is None
+        else _Rules(policy, str(policy.file))
+    )
 
 
 def forget() -> None:

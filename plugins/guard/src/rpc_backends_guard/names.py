@@ -74,6 +74,15 @@ def _plain_ordered_dict() -> OrderedDict[Any, Any]:
     return OrderedDict()
 
 
+def _plain_parameter(data: Any, requires_grad: Any, hooks: Any, /) -> Any:
+    """Make an ``nn.Parameter`` without hooks, which C++ reads unchecked in a backward pass."""
+    is_plain = type(data) is torch.Tensor and type(requires_grad) is bool
+    if not is_plain or type(hooks) is not OrderedDict or hooks:
+        raise TypeError("a pickled parameter consists of a tensor, a bool and no hooks")
+    # A dict of its own, because the pickle may fill the other one later.
+    return torch_internals.rebuild_parameter()(data, requires_grad, OrderedDict())
+
+
 def constants() -> dict[str, Any]:
     """Return the immutable values that a pickle may name."""
     kinds = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
@@ -108,6 +117,6 @@ def plain_types() -> dict[str, Any]:
         "collections:OrderedDict": _plain_ordered_dict,
         "torch:device": torch.device,
         "torch:Size": _plain_size,
-        "torch._utils:_rebuild_parameter": torch_internals.rebuild_parameter(),
+        "torch._utils:_rebuild_parameter": _plain_parameter,
         **exceptions(),
     }

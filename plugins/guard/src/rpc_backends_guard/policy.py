@@ -7,7 +7,7 @@ import fnmatch
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ _TOP = (
     "rule",
 )
 #: What a policy made in Python does not share with an equal one of another worker.
-_OF_FILE = ("audit", "source", "digest")
+_OF_FILE = ("audit", "source", "file", "digest")
 _MODES = ("enforce", "warn")
 _PATTERN = re.compile(r"[A-Za-z0-9_:*-]+")
 _ROLE = re.compile(r"@[A-Za-z0-9_-]+")
@@ -90,6 +90,70 @@ ENTRIES: Mapping[str, tuple[re.Pattern[str], str]] = {
 }
 
 
+def _is_switch(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_path(value: Any) -> bool:
+    return value is None or isinstance(value, Path)
+
+
+_SWITCH = (_is_switch, "True or False")
+_COUNT = (_is_positive, "a whole number above 0")
+#: What the fields of a policy that are no lists must be.
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("enforces", "allow_partial", "require_guard", "same_policy"), _SWITCH),
+    **dict.fromkeys(("max_depth", "max_bytes", "max_keys"), _COUNT),
+    "audit": (_is_path, "a pathlib.Path or None"),
+}
+
+
+def _problems_of_list(
+    name: str, value: Any, pattern: re.Pattern[str], example: str
+) -> Iterator[str]:
+    """Return what is wrong with a list of entries that a program has made."""
+    if type(value) not in (tuple, list):  # a text would be taken for a list of letters
+        yield f"{name} is {value!r}; it must be a tuple of texts; an entry is {example}."
+        return
+    for entry in value:
+        if not isinstance(entry, str) or not pattern.fullmatch(entry) or entry[:1] == "@":
+            yield f"{name} has {entry!r}; an entry is {example}."
+
+
+def _problems_of_rules(rules: Any) -> Iterator[str]:
+    if type(rules) not in (tuple, list):
+        yield f"rules is {rules!r}; it must be a tuple of Rule."
+        return
+    for number, rule in enumerate(rules, 1):
+        if not isinstance(rule, Rule):
+            yield f"rule {number} is {rule!r}; it must be a Rule."
+            continue
+        for name, (pattern, example) in ENTRIES.items():
+            for problem in _problems_of_list(name, getattr(rule, name), pattern, example):
+                yield f"in rule {number}, {problem}"
+        if not rule.peers:
+            yield f"peers is empty in rule {number}; list the workers that it is for."
+
+
+def _problems_of_identities(value: Any) -> Iterator[str]:
+    if type(value) not in (tuple, list) or not all(
+        type(entry) in (tuple, list) and len(entry) == 2 for entry in value
+    ):
+        yield (
+            f"identities is {value!r}; it must be a tuple of pairs, such as "
+            "('spiffe://example.org/trainer', ('trainer*',))."
+        )
+        return
+    for identity, patterns in value:
+        if not isinstance(identity, str) or not _IDENTITY.fullmatch(identity):
+            yield f"identities has {identity!r}; one is 'spiffe://example.org/trainer'."
+        yield from _problems_of_list(f"identity {identity!r}", patterns, _PATTERN, "'trainer*'")
+
+
 @dataclass(frozen=True)
 class Policy:
     """Which workers may ask for what.
@@ -109,6 +173,9 @@ class Policy:
     :ivar max_bytes: that the values of a message may take, without tensors.
     :ivar max_keys: that the dicts and sets of a message may have, without texts, bytes and short numbers:
         a sender can choose others with equal hashes, and the time that they take grows with the square.
+    :ivar source: where the policy is from, for texts.
+    :ivar file: the file that it was read from, of which running workers read `revoked` again; None for a
+        policy made in Python.
     :ivar digest: the SHA-256 of the file, or of the values of a policy made in Python.
     """
 
@@ -125,27 +192,26 @@ class Policy:
     max_bytes: int = 256 << 20
     max_keys: int = 4096
     source: str = "the program"
+    file: Path | None = field(default=None, compare=False)
     digest: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Check the names of a policy made in Python.
+        """Check a policy made in Python as strictly as a file.
 
-        :raises PolicyError: an entry has not the form of its kind.
+        :raises PolicyError: a value has another type than its field, or an entry another form.
         """
         problems = [
-            f"{self.source}: a rule has {entry!r} in {name!r}; an entry is {ENTRIES[name][1]}."
-            for rule in self.rules
-            for name in ENTRIES
-            for entry in getattr(rule, name)
-            if not isinstance(entry, str)
-            or not ENTRIES[name][0].fullmatch(entry)
-            or entry[:1] == "@"
+            *(
+                f"{name} is {getattr(self, name)!r}; it must be {wanted}."
+                for name, (is_good, wanted) in _FIELDS.items()
+                if not is_good(getattr(self, name))
+            ),
+            *_problems_of_list("types", self.types, _NAME, "'package.module:Class'"),
+            *_problems_of_list("revoked", self.revoked, _REVOKED, "'trainer0' or '0a:1b'"),
+            *_problems_of_rules(self.rules),
+            *_problems_of_identities(self.identities),
         ]
-        problems += [
-            f"{self.source}: 'types' has {entry!r}; an entry is 'package.module:Class'."
-            for entry in self.types
-            if not isinstance(entry, str) or not _NAME.fullmatch(entry)
-        ]
+        problems = [f"{self.source}: {problem}" for problem in problems]
         if self.same_policy and not self.require_guard:
             problems.append(f"{self.source}: same_policy asks for require_guard=True.")
         if problems:
@@ -261,6 +327,7 @@ class _Reader:
             require_guard=switches["require_guard"],
             same_policy=switches["same_policy"],
             source=str(self._file),
+            file=self._file.absolute(),
             digest=digest,
             **{name: value for name, value in limits.items() if value is not None},
         )

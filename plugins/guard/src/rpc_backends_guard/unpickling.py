@@ -29,12 +29,16 @@ class GuardError(RpcBackendsError, RuntimeError):
 
     :ivar kind: the list of a policy that lacks an entry.
     :ivar name: the entry that it lacks.
+    :param of_result: whether the message is a result.
     """
 
-    def __init__(self, text: str, kind: str = "message", name: str = "") -> None:
+    def __init__(
+        self, text: str, kind: str = "message", name: str = "", *, of_result: bool = False
+    ) -> None:
         super().__init__(text)
         self.kind = kind
         self.name = name
+        self.of_result = of_result
 
 
 def _immutable(self: Any, name: str, value: Any = None) -> NoReturn:
@@ -62,11 +66,13 @@ class PermittedFunction:
     """A function that a pickle may call; it has no state that a pickle could set.
 
     :param made: gets the classes of what the function returns.
+    :param name: of the function, by which a policy lists it; empty for one of torch's.
     """
 
-    __slots__ = ("_function", "_made")
+    __slots__ = ("_function", "_made", "_name")
 
-    def __init__(self, function: Callable[..., Any], made: set[type]) -> None:
+    def __init__(self, function: Callable[..., Any], made: set[type], name: str = "") -> None:
+        object.__setattr__(self, "_name", name)
         object.__setattr__(self, "_function", function)
         object.__setattr__(self, "_made", made)
 
@@ -123,7 +129,7 @@ def permitted(name: str, real: Any, made: set[type]) -> Any:
     :param made: gets the classes of the values that are made.
     """
     if not isinstance(real, type):
-        return PermittedFunction(real, made)
+        return PermittedFunction(real, made, name)
     # Without a __dict__, so that a pickle cannot make it the __class__ of an object.
     members = {"_real": real, "_name": name, "_made": made, "__new__": _new, "__slots__": ()}
     return _PermittedMeta("Permitted", (), members)
@@ -335,7 +341,7 @@ class Unpickled:
         if kind is Reference:
             self._left.pop(value.name, None)
             return find(value.name)
-        if kind is _PermittedMeta:
+        if kind is _PermittedMeta or (kind is PermittedFunction and value._name):
             return find(value._name)
         if kind in STAND_INS:
             raise GuardError("it passes a function that only a pickle may call")
@@ -381,7 +387,10 @@ def name_of(value: Any) -> str | None:
     """Return the name of what a pickle calls or passes; None for any other value."""
     if type(value) is Reference:
         return names.canonical(value.name)
-    return names.canonical(value._name) if type(value) is _PermittedMeta else None
+    if type(value) is _PermittedMeta or type(value) is PermittedFunction:
+        name: str = value._name  # type: ignore[union-attr]
+        return names.canonical(name) or None
+    return None
 
 
 def unpickle(data: bytes, known: Names, problem: str) -> Unpickled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable
 from importlib.machinery import PathFinder
@@ -46,8 +47,18 @@ _GIVE_AWAY = frozenset(
         "io",
         "copyreg",
         "inspect",
+        "_posixsubprocess",
+        "concurrent",
+        "joblib",
+        "pkgutil",
     ]
 )
+#: Modules inside packages of which no function belongs in a policy either.
+_ALSO_GIVE_AWAY = frozenset(
+    ("logging.config", "torch.multiprocessing", "torch.multiprocessing.spawn", "torch.package")
+)
+#: The functions of RPC. The module is that of the package or the one that defines them.
+_RPC = re.compile(r"torch\.distributed\.rpc(\.api)?:(rpc_sync|rpc_async|remote)")
 #: Functions of Python that do so; its others do not.
 _OF_PYTHON = frozenset(
     f"builtins:{name}"
@@ -72,6 +83,11 @@ _OF_TORCH = frozenset(
         "torch:load",
         "torch.serialization:load",
         "torch.jit:load",
+        "torch.jit._serialization:load",
+        "torch.package.package_importer:PackageImporter",
+        "numpy:load",
+        "numpy.lib.npyio:load",
+        "numpy.lib._npyio_impl:load",
         "torch.hub:load",
         "torch.storage:_load_from_bytes",
         "torch.distributed.nn.api.remote_module:_instantiate_template",
@@ -155,6 +171,8 @@ def warnings(policy: Policy) -> list[str]:
         for name in (*rule.functions, *rule.references, *rule.methods):
             if _gives_away(name):
                 texts.append(f"{name} lets its caller run anything. Remove it.")
+            elif _RPC.fullmatch(name):
+                texts.append(f"{name} {_CALLS}. Remove it.")
         for name in rule.operators:
             if harm := _OPERATORS.get(name.partition(".")[0]):
                 texts.append(f"{name} {harm}. Remove it.")
@@ -176,7 +194,7 @@ def _gives_away(name: str) -> bool:
     module = name.partition(":")[0]
     return (
         module.partition(".")[0] in _GIVE_AWAY
-        or module == "logging.config"
+        or module in _ALSO_GIVE_AWAY
         or name in _OF_PYTHON
         or name in _OF_TORCH
         or name in _CALL_ANYTHING
