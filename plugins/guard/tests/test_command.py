@@ -15,6 +15,7 @@ from rpc_backends_guard.check import check
 from support.command import run_python
 
 PROGRAM = """
+import collections
 import os
 import sys
 
@@ -65,7 +66,11 @@ def main(rank):
         print(rpc.remote("worker0", torch.add, (torch.ones(1), 1)).to_here())
         kinds = {"batch": Batch, "errors": (ValueError, KeyError)}
         assert rpc.rpc_sync("worker0", instance, (kinds, batch))
-        if len(sys.argv) > 1:
+        assert rpc.rpc_sync("worker0", instance, ({**kinds, "more": ...}, batch))
+        if "defaultdict" in sys.argv:
+            kinds = collections.defaultdict(list, kinds)
+            assert rpc.rpc_sync("worker0", instance, (kinds, batch))
+        elif len(sys.argv) > 1:
             rpc.rpc_sync("worker0", os.getpid)
     rpc.shutdown()
 
@@ -99,6 +104,18 @@ def guard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+def test_what_no_policy_can_permit_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    program = (sys.executable, "program.py", "defaultdict")
+    done = guard(tmp_path, "learn", "--out", "policy.toml", "--", *program)
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stderr.split())
+    assert "worker0-" in text
+    assert "a message of worker1 that the guard refuses, whatever the policy lists" in text
+    assert "it passes 'builtins:list' to a class or a function while it is unpickled" in text
+
+
+@pytest.mark.slow
 def test_a_program_runs_under_the_policy_learned_from_it(tmp_path: Path) -> None:
     """Learned, run, compared with a new version; and each entry of the policy is needed."""
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -106,6 +123,7 @@ def test_a_program_runs_under_the_policy_learned_from_it(tmp_path: Path) -> None
     program = (sys.executable, "program.py")
     done = guard(tmp_path, "learn", "--out", "policy.toml", "--", *program)
     assert done.returncode == 0, done.stderr
+    assert "whatever the policy lists" not in done.stderr
     learned = read(policy)
     assert learned.types == ("program:Batch",)
     [rule] = learned.rules

@@ -33,7 +33,7 @@ def check() -> Section:
         Finding(
             "ok" if policy.enforces else "warning",
             "policy",
-            f"{file}, {len(policy.rules)} rules, {mode}, sha256 {policy.digest}{_of_group(policy)}",
+            f"{file}, {policy.size}, {mode}, sha256 {policy.digest}{_of_group(policy)}",
             {"file": file, "sha256": policy.digest, "enforces": policy.enforces},
         )
     ]

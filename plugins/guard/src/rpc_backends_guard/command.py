@@ -61,7 +61,7 @@ def check(file: Path, strict: bool, as_json: bool) -> None:
             }
         )
         raise click.exceptions.Exit(int(strict and bool(warnings)))
-    click.echo(f"{file}: {len(policy.rules)} rules, sha256 {policy.digest}")
+    click.echo(f"{file}: {policy.size}, sha256 {policy.digest}")
     for line in explained:
         click.echo(line)
     for line in warnings:
@@ -88,7 +88,7 @@ def learn(out: Path, program: tuple[str, ...]) -> None:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise Failure(f"{out} cannot be written: {error.strerror}.") from error
-    click.echo(f"{out}: {len(policy.rules)} rules. `rpc-backends guard check {out}` explains them.")
+    click.echo(f"{out}: {policy.size}. `rpc-backends guard check {out}` explains them.")
 
 
 @command.command("diff", context_settings={"ignore_unknown_options": True})

@@ -64,6 +64,8 @@ def unpickler(record: Any, native: RequestPolicy, *, is_partial: bool) -> Callab
             value = unpickling.load()
             if caller == "":  # what this worker sends to itself
                 return value
+            if not problem:
+                problem = _never_permitted(self._file.getvalue(), unpickling.named)
             if problem:
                 note(caller, "message", problem)
             return _note_all(unpickling, value, caller, note, is_partial)
@@ -93,6 +95,15 @@ def _attribute(named: dict[str, Any]) -> Callable[[Any, str], Any]:
         return value
 
     return get
+
+
+def _never_permitted(data: bytes, named: Iterable[str]) -> str:
+    from rpc_backends_guard import names, unpickling
+
+    others = {
+        name for name in named if not name.startswith(names.INTERNAL) and name != "builtins:getattr"
+    } - names.plain_types().keys()
+    return unpickling.never_permitted(data, others) if others else ""
 
 
 def _note_all(

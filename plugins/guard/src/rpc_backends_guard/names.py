@@ -86,9 +86,11 @@ def _plain_parameter(data: Any, requires_grad: Any, hooks: Any, /) -> Any:
 def constants() -> dict[str, Any]:
     """Return the immutable values that a pickle may name."""
     kinds = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
-    return {
+    of_torch = {
         f"torch:{name}": value for name, value in vars(torch).items() if isinstance(value, kinds)
     }
+    own = {"builtins:Ellipsis": Ellipsis, "builtins:NotImplemented": NotImplemented}
+    return {**of_torch, **own}
 
 
 def exceptions() -> dict[str, type[Exception]]:

@@ -222,6 +222,11 @@ class Policy:
             ]
             object.__setattr__(self, "digest", hashlib.sha256(repr(values).encode()).hexdigest())
 
+    @property
+    def size(self) -> str:
+        """How many rules there are, in words."""
+        return "1 rule" if len(self.rules) == 1 else f"{len(self.rules)} rules"
+
     def rules_for(self, peer: str | None) -> list[Rule]:
         """Return the rules for a worker; None is a worker whose name the backend does not tell."""
         if peer is None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import gc
 import importlib
 import io
+import logging
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import torch
 
 from rpc_backends_core.spi import RpcBackendsError, torch_internals
 from rpc_backends_guard import names
+
+logger = logging.getLogger("rpc_backends.guard")
 
 #: The name of a class of TorchScript.
 _SCRIPT_CLASS = re.compile(r"__torch__(\.[A-Za-z_]\w*)+")
@@ -196,15 +199,22 @@ class Names:
 
     :param types: the names of a policy.
     :param with_call: whether a pickle may be a call.
+    :param receivers: what makes tensors and RRefs in place of torch's functions, by their names.
     """
 
-    def __init__(self, types: tuple[str, ...], *, with_call: bool) -> None:
+    def __init__(
+        self,
+        types: tuple[str, ...],
+        *,
+        with_call: bool,
+        receivers: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
         #: The classes of the objects that pickles have made.
         self.made: set[type] = set()
         listed = {
             name: resolve(name) for name in types if not name.startswith(f"{names.INTERNAL}:")
         }
-        receivers = torch_internals.receivers()
+        receivers = receivers or torch_internals.receivers()
         self._attributes: dict[tuple[str, str], Any] = {
             (f"{names.INTERNAL}:_InternalRPCPickler", name): PermittedFunction(receive, self.made)
             for name, receive in (
@@ -426,3 +436,25 @@ def _unlisted(unlisted: list[str]) -> GuardError:
 
 def _unreadable(error: Exception) -> GuardError:
     return GuardError(f"it cannot be unpickled: {type(error).__name__}: {error}")
+
+
+def never_permitted(data: bytes, named: Iterable[str]) -> str:
+    """Return why the guard refuses a message, whatever its policy lists; empty if it can be permitted.
+
+    It makes the objects of the message again, but no tensors, and no RRefs, which count their users.
+
+    :param named: the functions and classes that the message names.
+    """
+    empty = torch.empty(0)
+    receivers = {name: lambda _data: empty for name in torch_internals.receivers()}
+    try:
+        known = Names(tuple(named), with_call=True, receivers=receivers)
+        unpickled = unpickle(data, known, "")
+        parts = torch_internals.call_parts(unpickled.value)
+        values = (unpickled.value,) if parts is None else (*parts[1], *parts[2].values())
+        unpickled.place_all(values, lambda _name: empty)
+    except GuardError as error:
+        return str(error) if error.name else ""  # without a name, an object could not be made
+    except Exception:  # a message in another form, or a class that cannot do with an empty tensor
+        logger.debug("a message cannot be made a second time", exc_info=True)
+    return ""

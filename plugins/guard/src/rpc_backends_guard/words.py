@@ -135,10 +135,9 @@ def explain(policy: Policy) -> list[str]:
         lines.append(f"A group forms only if all its members have {which}.")
     for rule in policy.rules:
         lines += _explain_rule(rule)
-    many = f"{len(policy.types)} more" if policy.types else "no other"
     lines.append(
-        f"Arguments and results consist of tensors, plain values, and objects of {many} classes"
-        + (f": {', '.join(policy.types)}." if policy.types else ".")
+        "Arguments and results consist of tensors, plain values, and objects of "
+        + (f"these classes: {', '.join(policy.types)}." if policy.types else "no other classes.")
     )
     return lines
 
