@@ -76,6 +76,7 @@ def main() -> int:
         trial = Trial(pair, python, folder, wheels)
         try:
             trial.prepare()
+            torch = trial.torch_build()  # a stage may replace it, which is a failure of this pair
             for stage in stages:
                 if stage.name in outcomes:
                     print(f"    {stage.name}: passed, and nothing has changed since", flush=True)
@@ -89,7 +90,7 @@ def main() -> int:
             print(f"    not tried: {error}", flush=True)
             status = 2
             continue
-        result = (trial.torch_build(), str(pair.python), commit, f"{datetime.date.today()}")
+        result = (torch, str(pair.python), commit, f"{datetime.date.today()}")
         if outcome := outcomes.pop(WHEELS, None):
             results.write_installation(results.Installation(*result, outcome))
         if not given.stages:
