@@ -44,7 +44,7 @@ def failure(folder: Path, key: str = "exit", failed: int = 1, of: int = 1) -> Fa
 
 def plan(out: Path, *command: str, **settings: object) -> Plan:
     program = Program(command or (sys.executable, str(LOGGED)), 60.0, 300.0)
-    (out / "runs").mkdir(parents=True)
+    out.mkdir(parents=True)
     return Plan(program, out, ("drop",), **settings)  # type: ignore[arg-type]
 
 

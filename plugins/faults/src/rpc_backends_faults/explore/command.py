@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import signal
 import sys
 import time
@@ -23,9 +22,20 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 #: Seconds between two lines of progress if stderr is not a terminal.
 _LINE_EVERY = 30.0
-#: In a folder of results. Without it, `runs` may belong to another program.
-_MARKER = ".faults-explore"
 _DEFAULT_BUDGET = 600.0
+_NO_SEARCH, _INTERRUPTED = 2, 130
+
+
+class NoSearch(Failure):
+    """Nothing was searched, so the program may have failures or not."""
+
+    exit_code = _NO_SEARCH
+
+
+class InterruptedFailure(Failure):
+    """The user ended the command before the search began."""
+
+    exit_code = _INTERRUPTED
 
 
 class Duration(click.ParamType[float]):
@@ -169,7 +179,7 @@ def explore(program: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run a program again and again under generated faults, and shrink what makes it fail.
 
     Write PROGRAM and its arguments after the options. It must end with status 0 without faults.
-    Exits with status 1 if a run failed, also after Ctrl-C.
+    Exits with status 1 if a run failed, also after Ctrl-C, and with 2 if nothing could be searched.
     """
     from rpc_backends_faults.explore import results
     from rpc_backends_faults.explore.search import Search
@@ -183,7 +193,11 @@ def explore(program: tuple[str, ...], as_json: bool, **options: Any) -> None:
             except KeyboardInterrupt:
                 interrupted = True
     except (ValueError, OSError) as error:
-        raise Failure(str(error)) from error
+        raise NoSearch(str(error)) from error
+    if interrupted and not search.has_begun:
+        raise InterruptedFailure(
+            "interrupted before the run without faults had ended; nothing was searched."
+        )
     if sys.stderr.isatty():
         click.echo(err=True)
     page = results.write(search.findings, search.plan)
@@ -192,32 +206,26 @@ def explore(program: tuple[str, ...], as_json: bool, **options: Any) -> None:
     else:
         click.echo("\n".join(results.lines(search.findings, search.plan)))
         click.echo(f"\n{page}")
+    if search.findings.error:
+        raise NoSearch(search.findings.error)
     if search.findings.failures:
         raise click.exceptions.Exit(1)
     if interrupted:
-        raise click.exceptions.Exit(130)
+        raise click.exceptions.Exit(_INTERRUPTED)
 
 
 def _plan(program: tuple[str, ...], options: dict[str, Any]) -> Plan:
-    """Return the plan; empties the folder for runs.
+    """Return the plan; changes nothing in the folder of results.
 
     :raises ValueError: the folder holds something else, or the invariants cannot be loaded.
     """
     import os
 
-    from rpc_backends_faults.explore import invariants, processes
+    from rpc_backends_faults.explore import folders, invariants, processes
     from rpc_backends_faults.explore.search import Plan
 
     out: Path = options["out"].absolute()
-    marker = out / _MARKER
-    if out.exists() and any(out.iterdir()) and not marker.is_file():
-        raise ValueError(
-            f"{str(out)!r} is not empty and has no earlier result; pass another folder with --out."
-        )
-    for name in ("runs", "failures", "doubtful"):
-        shutil.rmtree(out / name, ignore_errors=True)
-    (out / "runs").mkdir(parents=True)
-    marker.touch()
+    folders.check(out)
     seconds = options["budget"]
     if seconds is None and options["runs"] is None:
         seconds = _DEFAULT_BUDGET

@@ -104,6 +104,7 @@ class Findings:
     :ivar runs: all runs, also those that shrink and confirm.
     :ivar explored: the runs of generated schedules and of the corpus.
     :ivar failing_runs: how many of these failed.
+    :ivar error: why nothing was searched; empty if a run with faults ended, or after an interrupt.
     """
 
     command: tuple[str, ...]
@@ -117,6 +118,7 @@ class Findings:
     explored: int = 0
     failing_runs: int = 0
     interrupted: bool = False
+    error: str = ""
     places: Places = field(default_factory=Places)
     failures: list[Failure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -140,6 +142,7 @@ class Findings:
             "seconds": self.seconds,
             "baseline_seconds": self.baseline_seconds,
             "interrupted": self.interrupted,
+            **({"error": self.error} if self.error else {}),
             "runs": self.runs,
             "explored": self.explored,
             "failing_runs": self.failing_runs,

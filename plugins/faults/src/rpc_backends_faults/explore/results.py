@@ -50,8 +50,8 @@ def lines(findings: Findings, plan: Plan) -> list[str]:
             *([f"   {failure.against.text()}"] if failure.against else []),
             f"   {reproduce.relative(failure.folder / 'rules.toml', Path.cwd())}",
         ]
-    if not findings.failures:
-        text.append("No run failed.")
+    if not findings.failures and not findings.error:
+        text.append(_why_none(findings))
     return text + findings.all_notes()
 
 
@@ -81,10 +81,17 @@ def junit(findings: Findings) -> str:
             f"    <failure message={quoteattr(_xml(failure.cause.title))}>{escape(_xml(text))}</failure>",
             "  </testcase>",
         ]
-    many = len(findings.failures)
+    if findings.error:
+        message = quoteattr(_xml(findings.error))
+        cases += [
+            '  <testcase classname="faults.explore" name="search">',
+            f"    <error message={message}/>",
+            "  </testcase>",
+        ]
+    many, errors = len(findings.failures), int(bool(findings.error))
     head = (
-        f'<testsuite name="rpc-backends faults explore" tests="{many + 1}" failures="{many}" errors="0" '
-        f'time="{findings.seconds}">'
+        f'<testsuite name="rpc-backends faults explore" tests="{many + errors + 1}" failures="{many}" '
+        f'errors="{errors}" time="{findings.seconds}">'
     )
     return "\n".join(['<?xml version="1.0" encoding="utf-8"?>', head, *cases, "</testsuite>", ""])
 
@@ -102,12 +109,19 @@ def _page(findings: Findings, plan: Plan) -> str:
         "COMMAND": html.escape(shlex.join(findings.command)),
         "SUMMARY": _summary(findings),
         "FAILURES": "\n".join(_failure(failure, plan) for failure in findings.failures)
-        or "<p>No run failed.</p>",
+        or f"<p>{html.escape(_why_none(findings))}</p>",
         "COVERAGE": _coverage(findings),
     }
     for name, text in parts.items():
         template = template.replace(f"<!--{name}-->", text)
     return template
+
+
+def _why_none(findings: Findings) -> str:
+    """Return why no failure is listed."""
+    if findings.error:
+        return f"Nothing was searched: {findings.error}"
+    return "No run failed." if findings.explored else "No run with faults ended."
 
 
 def _summary(findings: Findings) -> str:

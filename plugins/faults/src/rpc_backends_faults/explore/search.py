@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rpc_backends_faults import settings
-from rpc_backends_faults.explore import reproduce, schedules, watchdog
+from rpc_backends_faults.explore import folders, reproduce, schedules, watchdog
 from rpc_backends_faults.explore.findings import Against, Failure, Findings
 from rpc_backends_faults.explore.invariants import Invariant
 from rpc_backends_faults.explore.processes import Program, RunningProgram
@@ -115,6 +115,7 @@ class Search:
     """A search for schedules that make a program fail.
 
     :ivar findings: what was found so far.
+    :ivar has_begun: whether the program passed without faults, and earlier results were removed.
     """
 
     def __init__(self, plan: Plan, report: Callable[[Search], None] = lambda search: None) -> None:
@@ -127,6 +128,7 @@ class Search:
             strategy=plan.strategy,
             started=time.time(),
         )
+        self.has_begun = False
         self._report = report
         self._begin = time.monotonic()
         self._number = 0
@@ -167,17 +169,33 @@ class Search:
 
     def _search(self) -> None:
         self._learn()
+        self.has_begun = True
         self._schedules = self._all_schedules()
         while self._start_jobs() or self._active:
             self._poll()
             self._report(self)
             if self.seconds_left() == 0:
                 break
+        if not self.findings.explored:
+            self.findings.error = self._why_nothing()
+
+    def _why_nothing(self) -> str:
+        """Return why no run with faults ended. Such a search must not look as if no run had failed."""
+        if self.plan.seconds is None or self.seconds_left():
+            kinds = ", ".join(self.plan.kinds)
+            return f"the program has no message on which a fault of these kinds can act: {kinds}."
+        took = self.findings.baseline_seconds
+        return (
+            f"the budget of {self.plan.seconds:g} s was over before a run with faults had ended. "
+            f"The run without faults took {took:.3g} s. Pass a longer --budget: several times as long "
+            "as that."
+        )
 
     # --- runs
 
     def _learn(self) -> None:
-        running = self._start(Schedule())
+        out = self.plan.out
+        running = RunningProgram(self.plan.program, folders.first_run(out), Schedule().rule_file())
         try:
             while (run := running.poll()) is None:
                 time.sleep(_INTERVAL)
@@ -189,14 +207,16 @@ class Search:
                 f"the program fails without faults: {causes[0].title}. Its output is in "
                 f"{run.folder / 'output.txt'}. Faults can be judged only if it passes without them."
             )
-        if not run.messages:
+        self.findings.places.learn(run)
+        if not len(self.findings.places):
             raise ValueError(
                 "the program made no RPC calls in which a fault could be injected. Check that it calls "
                 f"init_rpc in this environment; its output is in {run.folder / 'output.txt'}."
             )
+        run.folder = folders.begin(out)
+        self._number += 1
         self._baseline = run
         self.findings.baseline_seconds = run.seconds
-        self.findings.places.learn(run)
 
     def _start(
         self,
@@ -205,7 +225,7 @@ class Search:
         *,
         diagnose: bool = True,
     ) -> RunningProgram:
-        folder = self.plan.out / "runs" / f"{self._number:05}"
+        folder = folders.run(self.plan.out, self._number)
         self._number += 1
         given = self.plan.program
         program = replace(
