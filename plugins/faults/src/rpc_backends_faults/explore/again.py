@@ -27,6 +27,7 @@ def problems(
     """Run a program with faults; return why the run failed, nothing if it passed.
 
     With ``invariants``, the program runs without faults first, because invariants compare with that run.
+    If it fails then, the problems are those of that run.
 
     :param rules: the rule file.
     :param folder: an empty folder for logs and output.
@@ -39,6 +40,8 @@ def problems(
     program = Program(resolved(command), hang, timeout)
     loaded = checks.load(invariants)
     baseline = _run(program, folder / "baseline", "") if loaded else None
+    if baseline is not None and (causes := judge(baseline, loaded, accepted)):
+        return [f"without faults: {cause.title}\n{cause.detail}" for cause in causes]
     run = _run(program, folder / "run", rules.read_text(encoding="utf-8"))
     run.baseline = baseline
     return [f"{cause.title}\n{cause.detail}" for cause in judge(run, loaded, accepted)]
