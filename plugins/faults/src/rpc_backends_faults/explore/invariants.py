@@ -216,5 +216,6 @@ def _no_call(run: Run, function: str) -> str:
     called = sorted(
         {str(message["function"]) for message in run.messages if message.get("function")}
     )
+    names = ", ".join(called[:_MOST_NAMES]) or "none"
     more = " ..." if len(called) > _MOST_NAMES else ""
-    return f"no call of {function!r}. The functions called are: {', '.join(called[:_MOST_NAMES]) or 'none'}{more}"
+    return f"no call of {function!r}. The functions called are: {names}{more}"

@@ -12,7 +12,7 @@ from rpc_backends_faults import settings
 from rpc_backends_faults.explore import folders, reproduce, schedules, watchdog
 from rpc_backends_faults.explore.findings import Against, Failure, Findings
 from rpc_backends_faults.explore.invariants import Invariant
-from rpc_backends_faults.explore.processes import Program, RunningProgram
+from rpc_backends_faults.explore.processes import Program, RunningProgram, backend_variables
 from rpc_backends_faults.explore.runs import Run
 from rpc_backends_faults.explore.schedules import Schedule, Strategy
 from rpc_backends_faults.explore.shrinking import Shrunk, shrink
@@ -127,6 +127,7 @@ class Search:
             kinds=plan.kinds,
             strategy=plan.strategy,
             started=time.time(),
+            environment=backend_variables(),
         )
         self.has_begun = False
         self._report = report
@@ -422,7 +423,7 @@ class Search:
 
     def _close(self, failure: Failure) -> None:
         if failure.cause.kind == "hang" and not failure.doubt and not failure.shrunk.again:
-            failure.doubt = "the time was over before it was repeated"
+            failure.doubt = f"{failure.shrunk.stopped} before it was repeated"
             reproduce.keep(failure, self.plan)  # so that a later search tries it first
         if failure.doubt:
             self._withdraw(failure)
@@ -444,8 +445,13 @@ class Search:
         )
 
     def _finish(self) -> None:
+        stopped = "the search was interrupted" if self.findings.interrupted else "the time was over"
         for investigation in self._investigations:
-            self._close(investigation.failure)
+            failure = investigation.failure
+            failure.shrunk.stopped = stopped
+            if failure.against is not None:
+                failure.against.stopped = stopped
+            self._close(failure)
         self.findings.seconds = round(time.monotonic() - self._begin, 1)
 
 

@@ -32,6 +32,7 @@ class Shrunk:
     :ivar tried: how many runs were made on the way.
     :ivar again: whether any run failed again for the same cause.
     :ivar complete: whether shrinking and confirming have ended.
+    :ivar stopped: why they did not end: the time was over, or the search was interrupted.
     """
 
     schedule: Schedule
@@ -40,6 +41,7 @@ class Shrunk:
     tried: int = 0
     again: bool = False
     complete: bool = False
+    stopped: str = ""
 
     def may_repeat(self) -> bool:
         """Return whether the schedule failed again, or was not run again yet."""
@@ -47,9 +49,11 @@ class Shrunk:
 
     def text(self) -> str:
         """Return in words how often the schedule fails."""
-        if not self.of:
-            return "not repeated: the time was over"
-        return f"fails in {self.failed} of {self.of} runs"
+        if self.of:
+            return f"fails in {self.failed} of {self.of} runs"
+        if self.again:
+            return "failed again" + (f", and then {self.stopped}" if self.stopped else "")
+        return "was not repeated" + (f": {self.stopped}" if self.stopped else " yet")
 
 
 def exact(run: Run, schedule: Schedule) -> Schedule | None:
