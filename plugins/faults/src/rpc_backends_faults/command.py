@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rpc_backends_cli import Failure, debug_option, json_option, print_json
-from rpc_backends_faults.explore.command import explore
+from rpc_backends_faults.explore.command import check_program, explore
 
 _PATH = click.Path(path_type=Path)
 
@@ -76,6 +76,7 @@ def run(
     from rpc_backends_faults import files, settings
     from rpc_backends_faults.explore import processes
 
+    check_program(program)
     if rules is None and log is None and replay is None:
         raise Failure(
             "there is nothing to do: pass --rules FILE, --replay LOG,"

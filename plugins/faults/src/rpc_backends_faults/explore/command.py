@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -73,6 +73,39 @@ class Names(click.ParamType[tuple[str, ...]]):
                 ctx,
             )
         return names
+
+
+def check_program(words: Sequence[str]) -> None:
+    """Check that a program is no mistyped option: those that are not known are left to the program.
+
+    :raises click.UsageError: its first word begins with a hyphen.
+    """
+    context = click.get_current_context()
+    if not words[0].startswith("-"):
+        return
+    from rpc_backends_core.spi import nearest
+
+    name = words[0].partition("=")[0]
+    known = [option for entry in context.command.params for option in entry.opts]
+    options = [option for option in known if option.startswith("-")]
+    close = nearest(name, options)
+    hint = f"Did you mean {close!r}?" if close else f"The options are {', '.join(options)}."
+    raise click.UsageError(f"no such option {name!r}. {hint}", context)
+
+
+def _check_backend(name: str | None) -> None:
+    """Check that there is a backend of this name.
+
+    :raises click.BadParameter: there is none; the message lists those that are known.
+    """
+    if name is None:
+        return
+    import rpc_backends_core
+
+    try:
+        rpc_backends_core.record(name)
+    except rpc_backends_core.UnknownBackendError as error:
+        raise click.BadParameter(str(error), param_hint="--against") from error
 
 
 @click.command("explore", context_settings={"ignore_unknown_options": True})
@@ -181,6 +214,8 @@ def explore(program: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Write PROGRAM and its arguments after the options. It must end with status 0 without faults.
     Exits with status 1 if a run failed, also after Ctrl-C, and with 2 if nothing could be searched.
     """
+    check_program(program)
+    _check_backend(options["against"])
     from rpc_backends_faults.explore import results
     from rpc_backends_faults.explore.search import Search
 
