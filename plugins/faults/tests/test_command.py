@@ -69,6 +69,13 @@ def test_a_mistyped_option_is_not_the_program(arguments: tuple[str, ...], text: 
     assert text in done.stderr
 
 
+def test_options_after_the_program_are_those_of_the_program(tmp_path: Path) -> None:
+    words = ("--log", str(tmp_path), sys.executable, "-c", "import sys; print(sys.argv[1:])")
+    done = command("faults", "run", *words, "--seed", "3", "--left", "x")
+
+    assert done.stdout == "['--seed', '3', '--left', 'x']\n", done.stderr
+
+
 def test_a_comparison_with_an_unknown_backend_is_refused_at_once(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = command("faults", "explore", "--against", "ZEROMK", "--out", str(out), "python", "x.py")

@@ -173,11 +173,37 @@ def test_without_such_a_variable_the_written_test_sets_none(tmp_path: Path) -> N
         (False, "", "was not repeated yet"),
         (False, "the time was over", "was not repeated: the time was over"),
         (True, "the time was over", "failed again, and then the time was over"),
+        (None, "the time was over", "passed when it was repeated, and then the time was over"),
         (True, "the search was interrupted", "failed again, and then the search was interrupted"),
     ],
 )
-def test_a_failure_says_why_it_was_not_repeated(again: bool, stopped: str, text: str) -> None:
-    assert Shrunk(Schedule((DROP,)), again=again, stopped=stopped).text() == text
+def test_a_failure_says_why_it_was_not_repeated(
+    again: bool | None, stopped: str, text: str
+) -> None:
+    """None means that it was repeated, and passed."""
+    shrunk = Shrunk(
+        Schedule((DROP,)), again=again is True, repeated=again is not False, stopped=stopped
+    )
+    assert shrunk.text() == text
+
+
+def test_the_rest_of_a_short_budget_is_for_the_failure_that_was_found(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import time\ntime.sleep(1)\n" + LOGGED.read_text())
+    settings = plan(
+        tmp_path / "out",
+        *(sys.executable, str(program)),
+        corpus=corpus_of(tmp_path / "corpus"),
+        invariants=(Invariant("once", fails_if_done_again),),
+        seconds=9.0,
+        jobs=2,
+    )
+    search = Search(settings)
+    search.run()
+
+    (failed,) = search.findings.failures
+    assert failed.shrunk.again
+    assert search.findings.explored == 2  # the other one had begun before
 
 
 def test_an_interrupted_search_names_the_interrupt_as_the_reason(tmp_path: Path) -> None:

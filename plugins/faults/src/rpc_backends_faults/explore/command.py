@@ -24,6 +24,8 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 _LINE_EVERY = 30.0
 _DEFAULT_BUDGET = 600.0
 _NO_SEARCH, _INTERRUPTED = 2, 130
+#: Of a command that runs a program: what follows the program's name belongs to the program.
+FOR_PROGRAMS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 class NoSearch(Failure):
@@ -108,7 +110,7 @@ def _check_backend(name: str | None) -> None:
         raise click.BadParameter(str(error), param_hint="--against") from error
 
 
-@click.command("explore", context_settings={"ignore_unknown_options": True})
+@click.command("explore", context_settings=FOR_PROGRAMS)
 @click.option(
     "--budget",
     type=Duration(),

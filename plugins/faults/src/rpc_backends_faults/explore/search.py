@@ -25,6 +25,8 @@ _INTERVAL = 0.05
 _REPETITIONS = 3
 #: How often a shrunk schedule is run on the other backend.
 _COMPARISONS = 3
+#: How many runs, one after the other, it takes to repeat, shrink and confirm a failure.
+_ROUNDS = 8
 #: How many programs may run for each job, if most of them wait for a time-out or hang.
 _MOST_EACH = 3
 
@@ -281,8 +283,19 @@ class Search:
                 asks = investigation.failure.cause.kind == "hang"
                 running = self._start(schedule, variables, diagnose=asks)
                 return _Job(running, schedule, investigation, number)
-        generated = next(self._schedules, None) if not self._has_enough() else None
+        if self._has_enough() or self._must_shrink():
+            return None
+        generated = next(self._schedules, None)
         return _Job(self._start(generated), generated) if generated is not None else None
+
+    def _must_shrink(self) -> bool:
+        """Return whether the rest of the time is needed to repeat and shrink what was found.
+
+        Other runs would take the processors from those that do it.
+        """
+        left = self.seconds_left()
+        longest = max((entry.failure.run.seconds for entry in self._investigations), default=0.0)
+        return left is not None and left < _ROUNDS * longest
 
     def _has_enough(self) -> bool:
         """Return whether enough failures were found; one that did not repeat does not count."""
@@ -372,6 +385,7 @@ class Search:
             self._without_faults.append(failure.cause)
             return
         shrunk = failure.shrunk
+        shrunk.repeated = True
         shrunk.again = _is_among(failure.cause, again)
         if not shrunk.again:  # shrinking would be in vain
             runs = yield [shrunk.schedule] * _REPETITIONS
