@@ -203,7 +203,8 @@ def test_the_rest_of_a_short_budget_is_for_the_failure_that_was_found(tmp_path: 
 
     (failed,) = search.findings.failures
     assert failed.shrunk.again
-    assert search.findings.explored == 2  # the other one had begun before
+    # One other run had begun before.
+    assert search.findings.explored <= failed.after + 1
 
 
 def test_an_interrupted_search_names_the_interrupt_as_the_reason(tmp_path: Path) -> None:
