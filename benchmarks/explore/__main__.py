@@ -86,7 +86,6 @@ def search(planted: Any, strategy: Strategy, seed: int, args: argparse.Namespace
 
     with tempfile.TemporaryDirectory(prefix="explore-") as folder:
         out = Path(folder)
-        (out / "runs").mkdir()
         plan = Plan(
             Program((sys.executable, str(planted.program)), planted.hang, 600.0),
             out,

@@ -34,6 +34,23 @@ def test_stdout_is_restored_after_an_error(capfd: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("faults", "explore", "--json", "--kinds", "nope", "python"), "'nope' is not a kind"),
+        (("faults", "explore", "--kinds", "nope", "--json", "python"), "'nope' is not a kind"),
+        (("faults", "explore", "--json"), "Missing argument 'PROGRAM...'."),
+        (("show", "--json"), "Missing argument 'NAME'."),
+    ],
+)
+def test_a_usage_error_is_json_too(command: Any, arguments: tuple[str, ...], text: str) -> None:
+    ended = command(*arguments)
+
+    assert ended.status == 2
+    assert text in ended.json["error"]
+    assert text in ended.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "env"),
     [(("list", "--json"), {"RPC_BACKENDS_DENY": "TENSORPIP"}), (("show", "PIGEN", "--json"), {})],
 )

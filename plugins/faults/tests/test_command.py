@@ -47,6 +47,44 @@ def rules(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ("explore", "--kind", "drop", "python", "x.py"),
+            "no such option '--kind'. Did you mean '--kinds'?",
+        ),
+        (
+            ("explore", "--seeds=3", "python", "x.py"),
+            "no such option '--seeds'. Did you mean '--seed'?",
+        ),
+        (("explore", "--zzz", "python"), "no such option '--zzz'. The options are --budget, "),
+        (("run", "--rule", "x.toml", "python"), "no such option '--rule'. Did you mean '--rules'?"),
+    ],
+)
+def test_a_mistyped_option_is_not_the_program(arguments: tuple[str, ...], text: str) -> None:
+    done = command("faults", *arguments)
+
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
+def test_options_after_the_program_are_those_of_the_program(tmp_path: Path) -> None:
+    words = ("--log", str(tmp_path), sys.executable, "-c", "import sys; print(sys.argv[1:])")
+    done = command("faults", "run", *words, "--seed", "3", "--left", "x")
+
+    assert done.stdout == "['--seed', '3', '--left', 'x']\n", done.stderr
+
+
+def test_a_comparison_with_an_unknown_backend_is_refused_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = command("faults", "explore", "--against", "ZEROMK", "--out", str(out), "python", "x.py")
+
+    assert done.returncode == 2
+    assert "--against: no RPC backend 'ZEROMK'. Did you mean 'ZEROMQ'?" in done.stderr
+    assert not out.exists()
+
+
 def test_check_explains_rules_in_words(rules: Path) -> None:
     done = command("faults", "check", str(rules))
 

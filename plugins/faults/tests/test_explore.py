@@ -142,7 +142,7 @@ def test_a_failure_in_the_corpus_is_tried_first(double_update: Path, tmp_path: P
 def test_a_program_that_fails_without_faults_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit(4)")
 
-    done = explore(tmp_path / "out", program=tmp_path / "train.py")
+    done = explore(tmp_path / "out", program=tmp_path / "train.py", status=2)
 
     assert "the program fails without faults: exit status 4" in done.stderr
 
@@ -152,7 +152,7 @@ def test_a_folder_with_runs_of_another_program_is_refused_and_kept(tmp_path: Pat
     log = tmp_path / "runs" / "events.log"
     log.parent.mkdir()
     log.write_text("of another program")
-    refused = explore(tmp_path, "--runs", "1", program=PLANTED / "lost_wakeup.py")
+    refused = explore(tmp_path, "--runs", "1", program=PLANTED / "lost_wakeup.py", status=2)
     assert f"'{tmp_path}' is not empty and has no earlier result" in refused.stderr
     assert log.read_text() == "of another program"
 
@@ -182,7 +182,7 @@ def test_programs_end_if_the_command_is_killed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time; time.sleep(600)")
     out = tmp_path / "out"
     running = subprocess.Popen(command(out, program=tmp_path / "train.py"))
-    wait_until(lambda: bool(processes_of(out / "runs")))
+    wait_until(lambda: bool(processes_of(out)))
     running.kill()
     running.wait()
 

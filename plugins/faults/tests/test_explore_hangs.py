@@ -147,11 +147,9 @@ print("begin", flush=True)
 {on_run}
 {LOGGED.read_text()}"""
     )
-    out = tmp_path / "out"
-    (out / "runs").mkdir(parents=True)
     plan = Plan(
         Program((sys.executable, str(program)), hang, 300.0),
-        out,
+        tmp_path / "out",
         ("duplicate",),
         runs=runs,
         confirmations=2,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rpc_backends_faults.explore import invariants
+from rpc_backends_faults.explore import invariants, problems
 from rpc_backends_faults.explore.diagnosis import waits
 from rpc_backends_faults.explore.invariants import Invariant
 from rpc_backends_faults.explore.processes import Program, RunningProgram
@@ -263,6 +265,77 @@ def test_a_loss_outside_its_band_is_refused(tmp_path: Path) -> None:
     invariants.within(run, r"loss (\S+)", 0.0, 1.0)
     with pytest.raises(AssertionError, match=r"0\.7 is not within 0 and 0.5"):
         invariants.within(run, r"loss (\S+)", 0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda run: invariants.exactly_once(run, r"aplied (\d+)"),
+        lambda run: invariants.same_as_without_faults(run, r"aplied (\d+)"),
+        lambda run: invariants.within(run, r"aplied (\d+)", 0, 1),
+    ],
+)
+def test_a_pattern_without_a_line_fails_in_the_fault_free_run(
+    tmp_path: Path, check: Callable[[Run], None]
+) -> None:
+    run = with_output(tmp_path, "applied 1", 0)
+
+    with pytest.raises(AssertionError, match=r"no line matches 'aplied .* in the output"):
+        check(run)
+
+
+def test_files_in_which_no_line_matches_are_named(tmp_path: Path) -> None:
+    run = with_output(tmp_path, "applied 1", 0)
+
+    with pytest.raises(AssertionError, match=r"in the files '\*\.txt'"):
+        invariants.exactly_once(run, r"applied (\d+)", file="*.txt")
+
+
+def test_rrefs_before_a_function_that_nothing_calls_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    log = [
+        {"t": 1.0, "event": "start", "worker": "trainer", "seed": 0, "rules": [], "pid": 1},
+        {
+            "t": 2.0,
+            "event": "request",
+            "id": 1,
+            "to": "ps",
+            "type": "PYTHON_CALL",
+            "function": "m.end",
+        },
+    ]
+    (tmp_path / "logs" / "trainer.jsonl").write_text("".join(f"{json.dumps(e)}\n" for e in log))
+    run = Run(tmp_path, 0, 1.0)
+
+    invariants.rrefs_deleted(run, before="m.end")
+    with pytest.raises(
+        AssertionError, match=r"no call of 'm\.nosuch'. The functions called are: m\.end"
+    ):
+        invariants.rrefs_deleted(run, before="m.nosuch")
+
+
+def test_memory_that_no_log_has_fails_in_the_fault_free_run(tmp_path: Path) -> None:
+    run = with_output(tmp_path / "a", "", 0)
+
+    with pytest.raises(AssertionError, match="no event log has the memory of a worker"):
+        invariants.memory_back(run)
+    run.baseline = with_memory(tmp_path / "b", 100)
+    invariants.memory_back(run)
+
+
+def test_a_written_test_reports_an_invariant_that_fails_without_faults(tmp_path: Path) -> None:
+    checks = tmp_path / "checks.py"
+    checks.write_text(
+        "from rpc_backends_faults.explore import invariants\n"
+        "def check_once(run): invariants.exactly_once(run, r'aplied (.*)')\n"
+    )
+    rules = tmp_path / "rules.toml"
+    rules.write_text("")
+
+    (problem,) = problems(
+        [sys.executable, "-c", "print('applied 1')"], rules, tmp_path, invariants=checks
+    )
+    assert problem.startswith("without faults: once: no line matches")
 
 
 def test_a_file_without_invariants_is_refused(tmp_path: Path) -> None:

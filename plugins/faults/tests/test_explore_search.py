@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_backends_faults.explore import reproduce
+from rpc_backends_faults.explore import reproduce, results
 from rpc_backends_faults.explore.findings import Failure
 from rpc_backends_faults.explore.invariants import Invariant
 from rpc_backends_faults.explore.processes import Program
@@ -44,7 +45,7 @@ def failure(folder: Path, key: str = "exit", failed: int = 1, of: int = 1) -> Fa
 
 def plan(out: Path, *command: str, **settings: object) -> Plan:
     program = Program(command or (sys.executable, str(LOGGED)), 60.0, 300.0)
-    (out / "runs").mkdir(parents=True)
+    out.mkdir(parents=True)
     return Plan(program, out, ("drop",), **settings)  # type: ignore[arg-type]
 
 
@@ -127,6 +128,106 @@ def test_the_printed_command_gives_a_folder_and_a_free_port(tmp_path: Path) -> N
     assert (
         folder != second.split()[0]
     )  # a log of an earlier run would keep a worker from crashing again
+
+
+def test_the_backend_that_the_environment_chose_is_recorded_and_chosen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPC_BACKENDS_OVERRIDE", "ZEROMQ")
+    monkeypatch.setenv("RPC_BACKENDS_ZEROMQ_SECRET", "kept to itself")
+    search = search_with_corpus(tmp_path, Invariant("once", fails_if_done_again))
+    (failed,) = search.findings.failures
+    results.write(search.findings, search.plan)
+    monkeypatch.delenv("RPC_BACKENDS_OVERRIDE")
+
+    text = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.*")}
+    assert json.loads(text["explore.json"])["environment"] == {"RPC_BACKENDS_OVERRIDE": "ZEROMQ"}
+    assert '<property name="RPC_BACKENDS_OVERRIDE" value="ZEROMQ"/>' in text["junit.xml"]
+    assert "RPC_BACKENDS_OVERRIDE=ZEROMQ rpc-backends faults run" in text["report.html"]
+    rules = (failed.folder / "rules.toml").read_text()
+    assert "# The program ran with RPC_BACKENDS_OVERRIDE=ZEROMQ.\n" in rules
+    written = (failed.folder / "test_failure.py").read_text()
+    assert "VARIABLES = {'RPC_BACKENDS_OVERRIDE': 'ZEROMQ'}" in written
+    assert "kept to itself" not in "".join([*text.values(), rules, written])
+
+    prints = "import os; assert os.environ['RPC_BACKENDS_OVERRIDE'] == 'ZEROMQ'"
+    written = written.replace(repr(str(LOGGED)), f"'-c', {prints!r}")
+    (failed.folder / "test_failure.py").write_text(written)
+    test = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(failed.folder / "test_failure.py"))
+    done = subprocess.run([sys.executable, *test], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_without_such_a_variable_the_written_test_sets_none(tmp_path: Path) -> None:
+    search = search_with_corpus(tmp_path, Invariant("once", fails_if_done_again))
+    (failed,) = search.findings.failures
+
+    assert search.findings.data()["environment"] == {}
+    assert "VARIABLES" not in (failed.folder / "test_failure.py").read_text()
+    assert "The program ran with" not in (failed.folder / "rules.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("again", "stopped", "text"),
+    [
+        (False, "", "was not repeated yet"),
+        (False, "the time was over", "was not repeated: the time was over"),
+        (True, "the time was over", "failed again, and then the time was over"),
+        (None, "the time was over", "passed when it was repeated, and then the time was over"),
+        (True, "the search was interrupted", "failed again, and then the search was interrupted"),
+    ],
+)
+def test_a_failure_says_why_it_was_not_repeated(
+    again: bool | None, stopped: str, text: str
+) -> None:
+    """None means that it was repeated, and passed."""
+    shrunk = Shrunk(
+        Schedule((DROP,)), again=again is True, repeated=again is not False, stopped=stopped
+    )
+    assert shrunk.text() == text
+
+
+def test_the_rest_of_a_short_budget_is_for_the_failure_that_was_found(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import time\ntime.sleep(1)\n" + LOGGED.read_text())
+    settings = plan(
+        tmp_path / "out",
+        *(sys.executable, str(program)),
+        corpus=corpus_of(tmp_path / "corpus"),
+        invariants=(Invariant("once", fails_if_done_again),),
+        seconds=9.0,
+        jobs=2,
+    )
+    search = Search(settings)
+    search.run()
+
+    (failed,) = search.findings.failures
+    assert failed.shrunk.again
+    # One other run had begun before.
+    assert search.findings.explored <= failed.after + 1
+
+
+def test_an_interrupted_search_names_the_interrupt_as_the_reason(tmp_path: Path) -> None:
+    def interrupt(search: Search) -> None:
+        if search.findings.failures:
+            raise KeyboardInterrupt
+
+    settings = plan(
+        tmp_path / "out",
+        corpus=corpus_of(tmp_path / "corpus"),
+        invariants=(Invariant("once", fails_if_done_again),),
+        jobs=1,
+    )
+    search = Search(settings, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
+
+    (failed,) = search.findings.failures
+    why = "was not repeated: the search was interrupted"
+    lines = results.lines(search.findings, settings)
+    assert "The search was interrupted." in lines
+    assert any(why in line for line in lines)
+    assert f"it {why}." in (failed.folder / "rules.toml").read_text()
 
 
 def test_each_cause_of_a_run_is_a_failure(tmp_path: Path) -> None:

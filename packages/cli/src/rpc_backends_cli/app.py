@@ -109,7 +109,7 @@ class Application(click.Group):
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
-            except Failure as error:
+            except (Failure, click.UsageError) as error:
                 _print_as_json(ctx, error)
                 raise
             except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
@@ -122,7 +122,7 @@ class Application(click.Group):
                 raise failure from error
 
 
-def _print_as_json(context: click.Context, failure: Failure) -> None:
+def _print_as_json(context: click.Context, failure: click.ClickException) -> None:
     """Print an error to stdout if the command was asked for JSON, and has not printed it."""
     if context.meta.get(JSON):
         print_json({"error": failure.format_message()})

@@ -148,6 +148,7 @@ json_option = click.option(
     "--json",
     "as_json",
     is_flag=True,
+    is_eager=True,  # an error of another option is JSON, too
     callback=_remember_json,
     help='Print JSON and nothing else; an error, too, as {"error": ...}.',
 )

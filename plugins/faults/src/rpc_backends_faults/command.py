@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rpc_backends_cli import Failure, debug_option, json_option, print_json
-from rpc_backends_faults.explore.command import explore
+from rpc_backends_faults.explore.command import FOR_PROGRAMS, check_program, explore
 
 _PATH = click.Path(path_type=Path)
 
@@ -35,7 +35,7 @@ def command() -> None:
     """Inject faults: check rules, run with them, report, and search for faults that break a program."""
 
 
-@command.command("run", context_settings={"ignore_unknown_options": True})
+@command.command("run", context_settings=FOR_PROGRAMS)
 @click.option("--rules", type=_PATH, metavar="FILE", help="The rule file.")
 @click.option(
     "--seed",
@@ -76,6 +76,7 @@ def run(
     from rpc_backends_faults import files, settings
     from rpc_backends_faults.explore import processes
 
+    check_program(program)
     if rules is None and log is None and replay is None:
         raise Failure(
             "there is nothing to do: pass --rules FILE, --replay LOG,"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -23,9 +22,22 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 #: Seconds between two lines of progress if stderr is not a terminal.
 _LINE_EVERY = 30.0
-#: In a folder of results. Without it, `runs` may belong to another program.
-_MARKER = ".faults-explore"
 _DEFAULT_BUDGET = 600.0
+_NO_SEARCH, _INTERRUPTED = 2, 130
+#: Of a command that runs a program: what follows the program's name belongs to the program.
+FOR_PROGRAMS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+class NoSearch(Failure):
+    """Nothing was searched, so the program may have failures or not."""
+
+    exit_code = _NO_SEARCH
+
+
+class InterruptedFailure(Failure):
+    """The user ended the command before the search began."""
+
+    exit_code = _INTERRUPTED
 
 
 class Duration(click.ParamType[float]):
@@ -65,7 +77,40 @@ class Names(click.ParamType[tuple[str, ...]]):
         return names
 
 
-@click.command("explore", context_settings={"ignore_unknown_options": True})
+def check_program(words: Sequence[str]) -> None:
+    """Check that a program is no mistyped option: those that are not known are left to the program.
+
+    :raises click.UsageError: its first word begins with a hyphen.
+    """
+    context = click.get_current_context()
+    if not words[0].startswith("-"):
+        return
+    from rpc_backends_core.spi import nearest
+
+    name = words[0].partition("=")[0]
+    known = [option for entry in context.command.params for option in entry.opts]
+    options = [option for option in known if option.startswith("-")]
+    close = nearest(name, options)
+    hint = f"Did you mean {close!r}?" if close else f"The options are {', '.join(options)}."
+    raise click.UsageError(f"no such option {name!r}. {hint}", context)
+
+
+def _check_backend(name: str | None) -> None:
+    """Check that there is a backend of this name.
+
+    :raises click.BadParameter: there is none; the message lists those that are known.
+    """
+    if name is None:
+        return
+    import rpc_backends_core
+
+    try:
+        rpc_backends_core.record(name)
+    except rpc_backends_core.UnknownBackendError as error:
+        raise click.BadParameter(str(error), param_hint="--against") from error
+
+
+@click.command("explore", context_settings=FOR_PROGRAMS)
 @click.option(
     "--budget",
     type=Duration(),
@@ -169,8 +214,10 @@ def explore(program: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run a program again and again under generated faults, and shrink what makes it fail.
 
     Write PROGRAM and its arguments after the options. It must end with status 0 without faults.
-    Exits with status 1 if a run failed, also after Ctrl-C.
+    Exits with status 1 if a run failed, also after Ctrl-C, and with 2 if nothing could be searched.
     """
+    check_program(program)
+    _check_backend(options["against"])
     from rpc_backends_faults.explore import results
     from rpc_backends_faults.explore.search import Search
 
@@ -183,7 +230,11 @@ def explore(program: tuple[str, ...], as_json: bool, **options: Any) -> None:
             except KeyboardInterrupt:
                 interrupted = True
     except (ValueError, OSError) as error:
-        raise Failure(str(error)) from error
+        raise NoSearch(str(error)) from error
+    if interrupted and not search.has_begun:
+        raise InterruptedFailure(
+            "interrupted before the run without faults had ended; nothing was searched."
+        )
     if sys.stderr.isatty():
         click.echo(err=True)
     page = results.write(search.findings, search.plan)
@@ -192,32 +243,26 @@ def explore(program: tuple[str, ...], as_json: bool, **options: Any) -> None:
     else:
         click.echo("\n".join(results.lines(search.findings, search.plan)))
         click.echo(f"\n{page}")
+    if search.findings.error:
+        raise NoSearch(search.findings.error)
     if search.findings.failures:
         raise click.exceptions.Exit(1)
     if interrupted:
-        raise click.exceptions.Exit(130)
+        raise click.exceptions.Exit(_INTERRUPTED)
 
 
 def _plan(program: tuple[str, ...], options: dict[str, Any]) -> Plan:
-    """Return the plan; empties the folder for runs.
+    """Return the plan; changes nothing in the folder of results.
 
     :raises ValueError: the folder holds something else, or the invariants cannot be loaded.
     """
     import os
 
-    from rpc_backends_faults.explore import invariants, processes
+    from rpc_backends_faults.explore import folders, invariants, processes
     from rpc_backends_faults.explore.search import Plan
 
     out: Path = options["out"].absolute()
-    marker = out / _MARKER
-    if out.exists() and any(out.iterdir()) and not marker.is_file():
-        raise ValueError(
-            f"{str(out)!r} is not empty and has no earlier result; pass another folder with --out."
-        )
-    for name in ("runs", "failures", "doubtful"):
-        shutil.rmtree(out / name, ignore_errors=True)
-    (out / "runs").mkdir(parents=True)
-    marker.touch()
+    folders.check(out)
     seconds = options["budget"]
     if seconds is None and options["runs"] is None:
         seconds = _DEFAULT_BUDGET

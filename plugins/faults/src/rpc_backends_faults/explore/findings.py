@@ -21,6 +21,7 @@ class Against:
     :ivar failed: how many of the ``of`` runs failed there, for whatever cause.
     :ivar problem: why the program fails there without faults; then there is no comparison.
     :ivar complete: whether all runs were made.
+    :ivar stopped: why not all of them were made.
     """
 
     backend: str
@@ -28,6 +29,7 @@ class Against:
     of: int = 0
     problem: str = ""
     complete: bool = False
+    stopped: str = ""
 
     def text(self) -> str:
         """Return in words what the comparison says."""
@@ -35,10 +37,10 @@ class Against:
             why = f"the program fails there without faults: {self.problem}"
             return f"not compared with {self.backend}: {why}"
         if not self.of:
-            return f"not compared with {self.backend}: the time was over"
+            return f"not compared with {self.backend}: {self.stopped or 'not yet'}"
         times = f"on {self.backend}, it fails in {self.failed} of {self.of} runs"
         if not self.complete:
-            return f"{times}, and then the time was over"
+            return f"{times}, and then {self.stopped}" if self.stopped else times
         return times if self.failed else f"{times}: the backend may be the cause"
 
 
@@ -83,6 +85,7 @@ class Failure:
             "shrunk": self.shrunk.complete,
             "shrinking_runs": self.shrunk.tried,
             "origin": self.origin,
+            "failed_again": self.shrunk.again,
             "times": self.times,
             "found_after_runs": self.after,
             "found_after_seconds": self.seconds,
@@ -104,6 +107,8 @@ class Findings:
     :ivar runs: all runs, also those that shrink and confirm.
     :ivar explored: the runs of generated schedules and of the corpus.
     :ivar failing_runs: how many of these failed.
+    :ivar environment: the variables that chose the backend, if any was set.
+    :ivar error: why nothing was searched; empty if a run with faults ended, or after an interrupt.
     """
 
     command: tuple[str, ...]
@@ -111,12 +116,14 @@ class Findings:
     kinds: tuple[str, ...]
     strategy: str
     started: float
+    environment: dict[str, str] = field(default_factory=dict)
     baseline_seconds: float = 0.0
     seconds: float = 0.0
     runs: int = 0
     explored: int = 0
     failing_runs: int = 0
     interrupted: bool = False
+    error: str = ""
     places: Places = field(default_factory=Places)
     failures: list[Failure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -133,6 +140,7 @@ class Findings:
         return {
             "format": FORMAT,
             "command": list(self.command),
+            "environment": self.environment,
             "seed": self.seed,
             "strategy": self.strategy,
             "kinds": list(self.kinds),
@@ -140,6 +148,7 @@ class Findings:
             "seconds": self.seconds,
             "baseline_seconds": self.baseline_seconds,
             "interrupted": self.interrupted,
+            **({"error": self.error} if self.error else {}),
             "runs": self.runs,
             "explored": self.explored,
             "failing_runs": self.failing_runs,

@@ -24,6 +24,8 @@ from rpc_backends_faults.explore.runs import Run
 
 #: The name that functions of the user's file must begin with.
 PREFIX = "check_"
+#: How many functions an error lists.
+_MOST_NAMES = 10
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,15 @@ def values(run: Run, pattern: str, *, file: str | None = None) -> list[str]:
 def exactly_once(run: Run, pattern: str, *, file: str | None = None) -> None:
     """Check that each execution that the fault-free run logged happened once, and no other.
 
+    In a run without faults, at least one line must match: a check without any checks nothing.
+
     :param pattern: matches a line that the callee writes when it executes an update; its first
         group names the update.
     :raises AssertionError: names the updates that were lost, and those that were done more than once.
     """
     times = Counter(values(run, pattern, file=file))
     expected = set(values(run.baseline, pattern, file=file)) if run.baseline else set(times)
+    assert expected or times, _no_line(pattern, file)
     lost = sorted(expected - times.keys())
     again = sorted(f"{name} ({count} times)" for name, count in times.items() if count > 1)
     unknown = sorted(times.keys() - expected)
@@ -119,7 +124,7 @@ def same_as_without_faults(run: Run, pattern: str, *, file: str | None = None) -
     :raises AssertionError: the results differ, or there is none.
     """
     results = values(run, pattern, file=file)
-    assert results, f"no line matches {pattern!r}"
+    assert results, _no_line(pattern, file)
     if run.baseline is not None:
         expected = values(run.baseline, pattern, file=file)
         assert results == expected, f"{results[:5]} differs from {expected[:5]} without faults"
@@ -132,7 +137,7 @@ def within(run: Run, pattern: str, least: float, most: float, *, file: str | Non
     :raises AssertionError: it is not, or there is none.
     """
     results = values(run, pattern, file=file)
-    assert results, f"no line matches {pattern!r}"
+    assert results, _no_line(pattern, file)
     value = float(results[-1])
     assert least <= value <= most, f"{value:g} is not within {least:g} and {most:g}"
 
@@ -144,8 +149,11 @@ def memory_back(run: Run, *, most: int = 64 * 2**20) -> None:
     are left out.
 
     :param most: how many bytes more a worker may have.
-    :raises AssertionError: names the workers with more.
+    :raises AssertionError: names the workers with more; or the run is the fault-free one, and no worker
+        got to the end of its agent.
     """
+    if run.baseline is None:
+        assert _memory(run), "no event log has the memory of a worker: none called shutdown"
     expected = _memory(run.baseline) if run.baseline is not None else {}
     more = {
         worker: used - expected[worker]
@@ -177,10 +185,11 @@ def rrefs_deleted(run: Run, *, before: str = "", most: int = 0) -> None:
     :param before: a function: only messages before its last call count. Shutdown deletes all RRefs, so
         name a function that the program calls shortly before it.
     :param most: how many RRefs of a pair may be left.
-    :raises AssertionError: names the pairs with more.
+    :raises AssertionError: names the pairs with more; or nothing called the function ``before``.
     """
     created: Counter[tuple[str, str]] = Counter()
     last = [m["t"] for m in run.messages if before and m.get("function") == before]
+    assert last or not before, _no_call(run, before)
     for message in run.messages:
         if last and message["t"] >= last[-1]:
             break
@@ -196,3 +205,17 @@ def rrefs_deleted(run: Run, *, before: str = "", most: int = 0) -> None:
         f"{count} RRefs of {owner} that {user} created were not deleted"
         for (user, owner), count in sorted(left.items())
     )
+
+
+def _no_line(pattern: str, file: str | None) -> str:
+    where = "the output" if file is None else f"the files {file!r} in RPC_BACKENDS_FAULTS_RUN"
+    return f"no line matches {pattern!r} in {where}"
+
+
+def _no_call(run: Run, function: str) -> str:
+    called = sorted(
+        {str(message["function"]) for message in run.messages if message.get("function")}
+    )
+    names = ", ".join(called[:_MOST_NAMES]) or "none"
+    more = " ..." if len(called) > _MOST_NAMES else ""
+    return f"no call of {function!r}. The functions called are: {names}{more}"

@@ -26,6 +26,8 @@ _IDLE = 2.0
 _LONGEST = 4
 #: How many times longer a program may take until its first event or output: it imports torch then.
 _STARTING = 4
+#: The variables that choose the backend of a program. Others may be secrets and are not recorded.
+_BACKEND_VARIABLES = ("RPC_BACKENDS_DEFAULT", "RPC_BACKENDS_OVERRIDE")
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,11 @@ def _size(folder: Path) -> int:
         with contextlib.suppress(OSError):
             size += path.stat().st_size
     return size
+
+
+def backend_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables of the environment that choose the backend of a program."""
+    return {name: environ[name] for name in _BACKEND_VARIABLES if environ.get(name, "").strip()}
 
 
 def free_port() -> int:

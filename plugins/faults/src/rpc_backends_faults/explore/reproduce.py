@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rpc_backends_faults import report_page
 from rpc_backends_faults.explore.findings import Failure
+from rpc_backends_faults.explore.processes import backend_variables
 
 if TYPE_CHECKING:
     from rpc_backends_faults.explore.search import Plan
@@ -21,7 +23,7 @@ from pathlib import Path
 from rpc_backends_faults.explore import problems
 
 COMMAND = {command}  # run pytest in the folder in which it can be run
-
+{variables}
 
 def test_{name}(tmp_path):
     """{words}"""
@@ -60,7 +62,14 @@ def keep(failure: Failure, plan: Plan) -> None:
 def _rules(failure: Failure) -> str:
     schedule = failure.shrunk.schedule
     sentences = [*schedule.words(), f"{failure.cause.title}; it {failure.shrunk.text()}."]
+    if chosen := assignments(backend_variables()):
+        sentences.append(f"The program ran with {chosen.strip()}.")
     return schedule.rule_file("\n".join(sentences))
+
+
+def assignments(variables: Mapping[str, str]) -> str:
+    """Return what sets variables in front of a shell command; nothing without variables."""
+    return "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
 
 
 def slug(text: str) -> str:
@@ -75,14 +84,17 @@ def again(failure: Failure, plan: Plan) -> list[str]:
     """
     rules = shlex.quote(str(failure.folder / "rules.toml"))
     return [
-        f'run=$(mktemp -d); rpc-backends faults run --rules {rules} --log "$run/logs" '
-        f'--left "$run/left" --free-port {shlex.join(plan.program.command)}',
+        f"run=$(mktemp -d); {assignments(backend_variables())}rpc-backends faults run "
+        f'--rules {rules} --log "$run/logs" --left "$run/left" --free-port '
+        f"{shlex.join(plan.program.command)}",
         f"pytest {shlex.quote(str(failure.folder / 'test_failure.py'))}",
     ]
 
 
 def _test(failure: Failure, plan: Plan) -> str:
-    options = ""
+    options, variables = "", backend_variables()
+    if variables:
+        options += ", variables=VARIABLES"
     if plan.invariants_file is not None:
         options += f", invariants=Path({str(plan.invariants_file)!r})"
     if plan.accepted != (0,):
@@ -91,6 +103,7 @@ def _test(failure: Failure, plan: Plan) -> str:
     return _TEST.format(
         title=_doc(failure.cause.title),
         command=list(plan.program.command),
+        variables=f"VARIABLES = {variables!r}  # choose the backend\n" if variables else "",
         name=slug(failure.cause.key).replace("-", "_"),
         words=_doc(" ".join(failure.shrunk.schedule.words())),
         options=options,

@@ -21,6 +21,7 @@ from rpc_backends_faults.explore.schedules import LINKS
 if TYPE_CHECKING:
     from rpc_backends_faults.explore.search import Plan
 
+_INTERRUPTED = "The search was interrupted."
 #: Characters that XML does not allow.
 _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd]")
 
@@ -41,6 +42,8 @@ def lines(findings: Findings, plan: Plan) -> list[str]:
         f"{findings.runs} runs in {findings.seconds:.0f} s, {findings.explored} of them explored; "
         f"faults were injected at {findings.places.covered()} of {len(findings.places)} places"
     ]
+    if findings.interrupted:
+        text.append(_INTERRUPTED)
     for failure in findings.failures:
         text += [
             "",
@@ -50,8 +53,8 @@ def lines(findings: Findings, plan: Plan) -> list[str]:
             *([f"   {failure.against.text()}"] if failure.against else []),
             f"   {reproduce.relative(failure.folder / 'rules.toml', Path.cwd())}",
         ]
-    if not findings.failures:
-        text.append("No run failed.")
+    if not findings.failures and not findings.error:
+        text.append(_why_none(findings))
     return text + findings.all_notes()
 
 
@@ -81,12 +84,33 @@ def junit(findings: Findings) -> str:
             f"    <failure message={quoteattr(_xml(failure.cause.title))}>{escape(_xml(text))}</failure>",
             "  </testcase>",
         ]
-    many = len(findings.failures)
+    if findings.error:
+        message = quoteattr(_xml(findings.error))
+        cases += [
+            '  <testcase classname="faults.explore" name="search">',
+            f"    <error message={message}/>",
+            "  </testcase>",
+        ]
+    many, errors = len(findings.failures), int(bool(findings.error))
     head = (
-        f'<testsuite name="rpc-backends faults explore" tests="{many + 1}" failures="{many}" errors="0" '
-        f'time="{findings.seconds}">'
+        f'<testsuite name="rpc-backends faults explore" tests="{many + errors + 1}" failures="{many}" '
+        f'errors="{errors}" time="{findings.seconds}">'
     )
-    return "\n".join(['<?xml version="1.0" encoding="utf-8"?>', head, *cases, "</testsuite>", ""])
+    properties = [
+        f"    <property name={quoteattr(name)} value={quoteattr(_xml(value))}/>"
+        for name, value in findings.environment.items()
+    ]
+    if properties:
+        properties = ["  <properties>", *properties, "  </properties>"]
+    lines = [
+        '<?xml version="1.0" encoding="utf-8"?>',
+        head,
+        *properties,
+        *cases,
+        "</testsuite>",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _xml(text: str) -> str:
@@ -99,15 +123,24 @@ def _xml(text: str) -> str:
 def _page(findings: Findings, plan: Plan) -> str:
     template = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     parts = {
-        "COMMAND": html.escape(shlex.join(findings.command)),
+        "COMMAND": html.escape(
+            reproduce.assignments(findings.environment) + shlex.join(findings.command)
+        ),
         "SUMMARY": _summary(findings),
         "FAILURES": "\n".join(_failure(failure, plan) for failure in findings.failures)
-        or "<p>No run failed.</p>",
+        or f"<p>{html.escape(_why_none(findings))}</p>",
         "COVERAGE": _coverage(findings),
     }
     for name, text in parts.items():
         template = template.replace(f"<!--{name}-->", text)
     return template
+
+
+def _why_none(findings: Findings) -> str:
+    """Return why no failure is listed."""
+    if findings.error:
+        return f"Nothing was searched: {findings.error}"
+    return "No run failed." if findings.explored else "No run with faults ended."
 
 
 def _summary(findings: Findings) -> str:
@@ -122,7 +155,7 @@ def _summary(findings: Findings) -> str:
         ("started", started),
     ]
     cells = "".join(f"<div><b>{html.escape(value)}</b>{name}</div>" for name, value in figures)
-    stopped = "<p class=note>The search was interrupted.</p>" if findings.interrupted else ""
+    stopped = f"<p class=note>{_INTERRUPTED}</p>" if findings.interrupted else ""
     notes = "".join(f"<p class=note>{html.escape(note)}</p>" for note in findings.all_notes())
     return f"<div class=figures>{cells}</div>{stopped}{notes}"
 

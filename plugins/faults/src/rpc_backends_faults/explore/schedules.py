@@ -175,7 +175,7 @@ def generate(
             what = orders[place][turn]
             if _may(what, place):
                 yield Schedule((_drawn(draw, what, place),), origin=f"{what} at {place.text()}")
-    while places:
+    while any(_may(what, place) for what in kinds for place in places):
         many = draw.choice(range(2, _MOST_TOGETHER + 1))
         pairs = [(draw.choice(kinds), draw.choice(places)) for _ in range(many)]
         first = pairs[0][1]

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rpc_backends_faults import settings
-from rpc_backends_faults.explore import reproduce, schedules, watchdog
+from rpc_backends_faults.explore import folders, reproduce, schedules, watchdog
 from rpc_backends_faults.explore.findings import Against, Failure, Findings
 from rpc_backends_faults.explore.invariants import Invariant
-from rpc_backends_faults.explore.processes import Program, RunningProgram
+from rpc_backends_faults.explore.processes import Program, RunningProgram, backend_variables
 from rpc_backends_faults.explore.runs import Run
 from rpc_backends_faults.explore.schedules import Schedule, Strategy
 from rpc_backends_faults.explore.shrinking import Shrunk, shrink
@@ -25,6 +25,8 @@ _INTERVAL = 0.05
 _REPETITIONS = 3
 #: How often a shrunk schedule is run on the other backend.
 _COMPARISONS = 3
+#: How many runs, one after the other, it takes to repeat, shrink and confirm a failure.
+_ROUNDS = 8
 #: How many programs may run for each job, if most of them wait for a time-out or hang.
 _MOST_EACH = 3
 
@@ -115,6 +117,7 @@ class Search:
     """A search for schedules that make a program fail.
 
     :ivar findings: what was found so far.
+    :ivar has_begun: whether the program passed without faults, and earlier results were removed.
     """
 
     def __init__(self, plan: Plan, report: Callable[[Search], None] = lambda search: None) -> None:
@@ -126,7 +129,9 @@ class Search:
             kinds=plan.kinds,
             strategy=plan.strategy,
             started=time.time(),
+            environment=backend_variables(),
         )
+        self.has_begun = False
         self._report = report
         self._begin = time.monotonic()
         self._number = 0
@@ -167,17 +172,33 @@ class Search:
 
     def _search(self) -> None:
         self._learn()
+        self.has_begun = True
         self._schedules = self._all_schedules()
         while self._start_jobs() or self._active:
             self._poll()
             self._report(self)
             if self.seconds_left() == 0:
                 break
+        if not self.findings.explored:
+            self.findings.error = self._why_nothing()
+
+    def _why_nothing(self) -> str:
+        """Return why no run with faults ended. Such a search must not look as if no run had failed."""
+        if self.plan.seconds is None or self.seconds_left():
+            kinds = ", ".join(self.plan.kinds)
+            return f"the program has no message on which a fault of these kinds can act: {kinds}."
+        took = self.findings.baseline_seconds
+        return (
+            f"the budget of {self.plan.seconds:g} s was over before a run with faults had ended. "
+            f"The run without faults took {took:.3g} s. Pass a longer --budget: several times as long "
+            "as that."
+        )
 
     # --- runs
 
     def _learn(self) -> None:
-        running = self._start(Schedule())
+        out = self.plan.out
+        running = RunningProgram(self.plan.program, folders.first_run(out), Schedule().rule_file())
         try:
             while (run := running.poll()) is None:
                 time.sleep(_INTERVAL)
@@ -189,14 +210,16 @@ class Search:
                 f"the program fails without faults: {causes[0].title}. Its output is in "
                 f"{run.folder / 'output.txt'}. Faults can be judged only if it passes without them."
             )
-        if not run.messages:
+        self.findings.places.learn(run)
+        if not len(self.findings.places):
             raise ValueError(
                 "the program made no RPC calls in which a fault could be injected. Check that it calls "
                 f"init_rpc in this environment; its output is in {run.folder / 'output.txt'}."
             )
+        run.folder = folders.begin(out)
+        self._number += 1
         self._baseline = run
         self.findings.baseline_seconds = run.seconds
-        self.findings.places.learn(run)
 
     def _start(
         self,
@@ -205,7 +228,7 @@ class Search:
         *,
         diagnose: bool = True,
     ) -> RunningProgram:
-        folder = self.plan.out / "runs" / f"{self._number:05}"
+        folder = folders.run(self.plan.out, self._number)
         self._number += 1
         given = self.plan.program
         program = replace(
@@ -260,8 +283,19 @@ class Search:
                 asks = investigation.failure.cause.kind == "hang"
                 running = self._start(schedule, variables, diagnose=asks)
                 return _Job(running, schedule, investigation, number)
-        generated = next(self._schedules, None) if not self._has_enough() else None
+        if self._has_enough() or self._must_shrink():
+            return None
+        generated = next(self._schedules, None)
         return _Job(self._start(generated), generated) if generated is not None else None
+
+    def _must_shrink(self) -> bool:
+        """Return whether the rest of the time is needed to repeat and shrink what was found.
+
+        Other runs would take the processors from those that do it.
+        """
+        left = self.seconds_left()
+        longest = max((entry.failure.run.seconds for entry in self._investigations), default=0.0)
+        return left is not None and left < _ROUNDS * longest
 
     def _has_enough(self) -> bool:
         """Return whether enough failures were found; one that did not repeat does not count."""
@@ -351,6 +385,7 @@ class Search:
             self._without_faults.append(failure.cause)
             return
         shrunk = failure.shrunk
+        shrunk.repeated = True
         shrunk.again = _is_among(failure.cause, again)
         if not shrunk.again:  # shrinking would be in vain
             runs = yield [shrunk.schedule] * _REPETITIONS
@@ -402,7 +437,7 @@ class Search:
 
     def _close(self, failure: Failure) -> None:
         if failure.cause.kind == "hang" and not failure.doubt and not failure.shrunk.again:
-            failure.doubt = "the time was over before it was repeated"
+            failure.doubt = f"{failure.shrunk.stopped} before it was repeated"
             reproduce.keep(failure, self.plan)  # so that a later search tries it first
         if failure.doubt:
             self._withdraw(failure)
@@ -424,8 +459,13 @@ class Search:
         )
 
     def _finish(self) -> None:
+        stopped = "the search was interrupted" if self.findings.interrupted else "the time was over"
         for investigation in self._investigations:
-            self._close(investigation.failure)
+            failure = investigation.failure
+            failure.shrunk.stopped = stopped
+            if failure.against is not None:
+                failure.against.stopped = stopped
+            self._close(failure)
         self.findings.seconds = round(time.monotonic() - self._begin, 1)
 
 

@@ -30,16 +30,20 @@ class Shrunk:
     :ivar schedule: the smallest schedule that is known to fail.
     :ivar failed: in how many of the ``of`` runs it failed that confirmed it.
     :ivar tried: how many runs were made on the way.
+    :ivar repeated: whether the schedule was run again.
     :ivar again: whether any run failed again for the same cause.
     :ivar complete: whether shrinking and confirming have ended.
+    :ivar stopped: why they did not end: the time was over, or the search was interrupted.
     """
 
     schedule: Schedule
     failed: int = 0
     of: int = 0
     tried: int = 0
+    repeated: bool = False
     again: bool = False
     complete: bool = False
+    stopped: str = ""
 
     def may_repeat(self) -> bool:
         """Return whether the schedule failed again, or was not run again yet."""
@@ -47,9 +51,12 @@ class Shrunk:
 
     def text(self) -> str:
         """Return in words how often the schedule fails."""
-        if not self.of:
-            return "not repeated: the time was over"
-        return f"fails in {self.failed} of {self.of} runs"
+        if self.of:
+            return f"fails in {self.failed} of {self.of} runs"
+        if self.again or self.repeated:
+            result = "failed again" if self.again else "passed when it was repeated"
+            return result + (f", and then {self.stopped}" if self.stopped else "")
+        return "was not repeated" + (f": {self.stopped}" if self.stopped else " yet")
 
 
 def exact(run: Run, schedule: Schedule) -> Schedule | None:
