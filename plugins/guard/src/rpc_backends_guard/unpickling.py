@@ -73,21 +73,23 @@ class PermittedFunction:
     """
 
     __slots__ = ("_function", "_made", "_name")
+    _function: Callable[..., Any]
+    _made: set[type]
+    _name: str
 
     def __init__(self, function: Callable[..., Any], made: set[type], name: str = "") -> None:
-        object.__setattr__(self, "_name", name)
         object.__setattr__(self, "_function", function)
         object.__setattr__(self, "_made", made)
+        object.__setattr__(self, "_name", name)
 
     __setattr__ = _immutable
     __delattr__ = _immutable
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the function."""
-        made: set[type] = self._made  # type: ignore[attr-defined]
-        _check_arguments(arguments, keywords, made)
-        value = self._function(*arguments, **keywords)  # type: ignore[attr-defined]
-        made.add(type(value))
+        _check_arguments(arguments, keywords, self._made)
+        value = self._function(*arguments, **keywords)
+        self._made.add(type(value))
         return value
 
 
@@ -98,7 +100,7 @@ class _Getattr(PermittedFunction):
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the function."""
-        return self._function(*arguments, **keywords)  # type: ignore[attr-defined]
+        return self._function(*arguments, **keywords)
 
 
 class _PermittedMeta(type):
@@ -398,8 +400,7 @@ def name_of(value: Any) -> str | None:
     if type(value) is Reference:
         return names.canonical(value.name)
     if type(value) is _PermittedMeta or type(value) is PermittedFunction:
-        name: str = value._name  # type: ignore[union-attr]
-        return names.canonical(name) or None
+        return names.canonical(value._name) or None
     return None
 
 

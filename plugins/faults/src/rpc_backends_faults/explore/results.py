@@ -102,15 +102,8 @@ def junit(findings: Findings) -> str:
     ]
     if properties:
         properties = ["  <properties>", *properties, "  </properties>"]
-    lines = [
-        '<?xml version="1.0" encoding="utf-8"?>',
-        head,
-        *properties,
-        *cases,
-        "</testsuite>",
-        "",
-    ]
-    return "\n".join(lines)
+    start = '<?xml version="1.0" encoding="utf-8"?>'
+    return "\n".join([start, head, *properties, *cases, "</testsuite>", ""])
 
 
 def _xml(text: str) -> str:
