@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 
 namespace rpc_backends::zeromq {
@@ -23,6 +24,13 @@ ssize_t Channel::read(const iovec* places, int count, bool& is_drained) {
   } while (got == -1 && errno == EINTR);
   is_drained = got >= 0 && static_cast<size_t>(got) < room;
   return got;
+}
+
+void Channel::expect(size_t more) {
+  const int wanted = static_cast<int>(std::clamp(more, size_t{1}, kWake));
+  if (wanted != expected_ && ::setsockopt(fd(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted) == 0) {
+    expected_ = wanted;
+  }
 }
 
 ssize_t Channel::write(const iovec* places, int count) {

@@ -26,6 +26,11 @@ class Channel {
   virtual ssize_t read(const iovec* places, int count, bool& is_drained);
   ssize_t read(void* data, size_t size);
 
+  // Says that at least `more` bytes will arrive. A socket over TCP becomes readable only when that many are there, or
+  // kWake: a thread that is woken for every segment spends more time on that than on reading. The connection's end wakes
+  // it in any case.
+  virtual void expect(size_t more);
+
   // Returns how many bytes were taken. Returns -1 and sets errno on failure, to EAGAIN if there is no room now.
   virtual ssize_t write(const iovec* places, int count);
 
@@ -33,11 +38,17 @@ class Channel {
   // room now.
   virtual bool flush() { return true; }
 
+  // Releases memory that only writing needs. Call it when all bytes were passed on, and no more follow for now.
+  virtual void trim() {}
+
   // Tells the other side that no more bytes follow.
   virtual void finish();
 
  private:
+  static constexpr size_t kWake = size_t{256} << 10;
+
   const std::unique_ptr<Fd> fd_;
+  int expected_ = 1;  // bytes
 };
 
 }  // namespace rpc_backends::zeromq

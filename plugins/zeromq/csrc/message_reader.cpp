@@ -248,6 +248,17 @@ size_t MessageReader::list_places(iovec* places, size_t most) {
   return count;
 }
 
+size_t MessageReader::bytes_left() const {
+  size_t left = 0;
+  if (stage_ == Stage::kParts) {
+    for (size_t i = part_; i < parts_.size(); ++i) {
+      left += parts_[i].size;
+    }
+    left -= offset_;
+  }
+  return left;
+}
+
 // Records that `size` bytes of the parts have arrived.
 void MessageReader::advance(size_t size) {
   while (size > 0) {

@@ -226,6 +226,9 @@ void Stream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
       break;
     }
   }
+  if (queue_.empty()) {
+    channel_->trim();
+  }
   busy.reset();
   if (is_full() && !closed_ && (!queue_.empty() || (may_take() && !link_->is_empty()))) {
     services_.writer.post([weak = weak_from_this()] {
@@ -372,6 +375,7 @@ void Stream::read_batch() {
     return;
   }
   if (is_drained) {
+    channel_->expect(reader_.bytes_left());
     services_.inbox.rearm(source_, fd());
   } else {
     services_.inbox.again(source_);  // the reader may hold messages already, of which the socket knows nothing

@@ -25,10 +25,9 @@ constexpr size_t kUpdateSize = 5;
 constexpr char kKeyUpdate[kUpdateSize] = {24, 0, 0, 1, 0};
 constexpr char kCloseNotify[] = {1, 0};
 
-// Records that are sealed before they are sent in one call. More would not stay in the processor's cache.
-constexpr size_t kBatch = 5;
-// Each of them may come after a change of the key.
-constexpr size_t kSealedSize = kBatch * (records::kMost + records::kAdded + kUpdateSize + records::kAdded);
+// Bytes that are sealed before they are sent in one call: a piece of a large message, with its head. Fewer take more
+// calls, and more would not stay in the processor's cache.
+constexpr size_t kBatch = 33 * records::kMost;
 // Bytes that one call reads from the socket. Below the size from which malloc() asks the kernel for memory.
 constexpr size_t kArrivedSize = size_t{96} << 10;
 // Data of messages in longer records go to their place directly.
@@ -300,6 +299,11 @@ ssize_t TlsChannel::read(const iovec* places, int count, bool& is_drained) {
   return is_over_ && bytes == 0 ? end(why_over_) : bytes;
 }
 
+// Records are longer than their data, so at least as many bytes will arrive in the socket.
+void TlsChannel::expect(size_t more) {
+  Channel::expect(more - std::min(more, end_ - begin_));
+}
+
 // Ends reading for this reason; returns what read() returns.
 ssize_t TlsChannel::end(int why) {
   is_over_ = true;
@@ -399,12 +403,11 @@ ssize_t TlsChannel::write(const iovec* places, int count) {
     return -1;
   }
   Cursor cursor(places, count);
+  const size_t all = cursor.left(kBatch);
+  make_room(all);
   size_t bytes = 0;
-  for (size_t i = 0; i < kBatch; ++i) {
-    const size_t size = cursor.left(records::kMost);
-    if (size == 0) {
-      break;
-    }
+  while (bytes < all) {
+    const size_t size = std::min(all - bytes, records::kMost);
     if (!seal(records::Type::kData, cursor, size)) {
       errno = EPIPE;
       return -1;
@@ -417,10 +420,20 @@ ssize_t TlsChannel::write(const iovec* places, int count) {
   return static_cast<ssize_t>(bytes);
 }
 
-bool TlsChannel::seal(records::Type type, Cursor& data, size_t size) {
-  if (!sealed_) {
-    sealed_ = std::make_unique_for_overwrite<char[]>(kSealedSize);
+// Makes room for the records of so much data. There must be none in `sealed_` now.
+void TlsChannel::make_room(size_t data) {
+  const size_t count = (data + records::kMost - 1) / records::kMost;
+  // Each of them may come after a change of the key.
+  const size_t size = data + count * (records::kAdded + kUpdateSize + records::kAdded);
+  if (room_ < size) {
+    sealed_.reset();
+    room_ = 0;
+    sealed_ = std::make_unique_for_overwrite<char[]>(size);
+    room_ = size;
   }
+}
+
+bool TlsChannel::seal(records::Type type, Cursor& data, size_t size) {
   if (type == records::Type::kData && (with_this_key_ >= bytes_per_key_ || must_replace_.exchange(false))) {
     const iovec place{const_cast<char*>(kKeyUpdate), kUpdateSize};
     Cursor update(&place, 1);
@@ -439,11 +452,14 @@ bool TlsChannel::seal(records::Type type, Cursor& data, size_t size) {
 }
 
 bool TlsChannel::flush() {
-  if (!send_sealed()) {
-    return false;
+  return send_sealed();
+}
+
+void TlsChannel::trim() {
+  if (sealed_size_ == 0) {
+    sealed_.reset();
+    room_ = 0;
   }
-  sealed_.reset();
-  return true;
 }
 
 bool TlsChannel::send_sealed() {
@@ -466,6 +482,7 @@ void TlsChannel::finish() {
   if (sealer_ && send_sealed()) {
     const iovec place{const_cast<char*>(kCloseNotify), sizeof kCloseNotify};
     Cursor notify(&place, 1);
+    make_room(sizeof kCloseNotify);
     seal(records::Type::kAlert, notify, sizeof kCloseNotify);
     send_sealed();
   }

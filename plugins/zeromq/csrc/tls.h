@@ -97,8 +97,10 @@ class TlsChannel final : public Channel {
   using Channel::read;
   // For these the handshake must have ended. errno is EBADMSG if the data were changed on their way.
   ssize_t read(const iovec* places, int count, bool& is_drained) override;
+  void expect(size_t more) override;
   ssize_t write(const iovec* places, int count) override;
   bool flush() override;
+  void trim() override;
   void finish() override;
 
  private:
@@ -118,6 +120,7 @@ class TlsChannel final : public Channel {
   bool receive();
   bool open_record(size_t size, Cursor& places, size_t& got);
   bool handle_control(records::Type type, const char* data, size_t size);
+  void make_room(size_t data);
   bool seal(records::Type type, Cursor& data, size_t size);
   bool send_sealed();
 
@@ -154,7 +157,7 @@ class TlsChannel final : public Channel {
   // Only of the thread that writes.
   std::optional<RecordKey> sealer_;
   std::unique_ptr<char[]> sealed_;
-  size_t sent_ = 0, sealed_size_ = 0;
+  size_t sent_ = 0, sealed_size_ = 0, room_ = 0;  // bytes in `sealed_`
   uint64_t with_this_key_ = 0;
 };
 

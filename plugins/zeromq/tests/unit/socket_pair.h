@@ -1,6 +1,8 @@
 // Connected sockets for the unit tests and the fuzzers.
 #pragma once
 
+#include <fcntl.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -19,6 +21,35 @@ inline std::pair<std::unique_ptr<Fd>, std::unique_ptr<Fd>> socket_pair() {
     throw std::system_error(errno, std::generic_category(), "socketpair");
   }
   return {std::make_unique<Fd>(ends[0]), std::make_unique<Fd>(ends[1])};
+}
+
+// The same over TCP, through the loopback interface.
+inline std::pair<std::unique_ptr<Fd>, std::unique_ptr<Fd>> tcp_pair() {
+  const auto check = [](int result, const char* what) {
+    if (result < 0) {
+      throw std::system_error(errno, std::generic_category(), what);
+    }
+    return result;
+  };
+  const auto made = [&check] {
+    return std::make_unique<Fd>(check(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket"));
+  };
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  socklen_t size = sizeof address;
+  const auto listener = made();
+  check(::bind(listener->get(), generic, size), "bind");
+  check(::listen(listener->get(), 1), "listen");
+  check(::getsockname(listener->get(), generic, &size), "getsockname");
+  auto caller = made();
+  check(::connect(caller->get(), generic, size), "connect");
+  auto called = std::make_unique<Fd>(check(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC), "accept4"));
+  for (const auto& end : {caller->get(), called->get()}) {
+    check(::fcntl(end, F_SETFL, O_NONBLOCK), "fcntl");
+  }
+  return {std::move(caller), std::move(called)};
 }
 
 // What has arrived at a socket that does not block.

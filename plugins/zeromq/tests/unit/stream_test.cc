@@ -2,6 +2,7 @@
 #include "stream.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -68,12 +69,16 @@ struct End {
   std::shared_ptr<Stream> stream;
 };
 
-// Over a Unix socket, in plain or with TLS.
-class StreamTest : public testing::TestWithParam<bool> {
+struct Kind {
+  const char* name;
+  bool is_over_tcp, is_encrypted;
+};
+
+class StreamTest : public testing::TestWithParam<Kind> {
  protected:
   StreamTest() {
-    auto [here, there] = socket_pair();
-    if (!GetParam()) {
+    auto [here, there] = GetParam().is_over_tcp ? tcp_pair() : socket_pair();
+    if (!GetParam().is_encrypted) {
       end1.open(std::make_unique<Channel>(std::move(here)));
       end2.open(std::make_unique<Channel>(std::move(there)));
       return;
@@ -84,7 +89,8 @@ class StreamTest : public testing::TestWithParam<bool> {
     auto connecting = context.connecting(std::move(here), public_key);
     auto listening = context.listening(std::move(there));
     auto of_end1 = TlsChannel::Handshake::kNeedsData, of_end2 = of_end1;
-    for (int i = 0; i < 5; ++i) {
+    for (const auto until = limit(); (of_end1 != of_end2 || of_end1 != TlsChannel::Handshake::kDone) &&
+                                     Clock::now() < until;) {
       of_end1 = of_end1 == TlsChannel::Handshake::kDone ? of_end1 : connecting->shake_hands();
       of_end2 = of_end2 == TlsChannel::Handshake::kDone ? of_end2 : listening->shake_hands();
     }
@@ -144,6 +150,32 @@ TEST_P(StreamTest, MessagesLargerThanTheSocketsBufferStayInOrder) {
   }
 }
 
+// The receiver sleeps until most of a large message is there; it must not wait for more than that.
+TEST_P(StreamTest, SmallMessagesArriveBehindLargeOnesOfAnySize) {
+  start();
+  constexpr size_t kWake = size_t{256} << 10;
+  const std::vector<size_t> sizes = {1,         4096,      65535,         65536,        kWake - 1, kWake,
+                                     kWake + 1, 2 * kWake, 2 * kWake + 1, 1'000'000, kMaxMessage};
+  for (const size_t size : sizes) {
+    ASSERT_TRUE(end1.stream->send(parts_with({std::string(size, 'x')})));
+    EXPECT_EQ(end2.next().parts[0].size, size);
+    ASSERT_TRUE(end1.stream->send(parts_with({"small"})));
+    EXPECT_EQ(bytes_in(end2.next().parts[0]), "small");
+  }
+}
+
+TEST_P(StreamTest, TheEndIsSeenInTheMiddleOfALargeMessage) {
+  start();
+  end1.writer.stop();  // so only what fits into the socket is sent
+  ASSERT_TRUE(end1.stream->send(parts_with({std::string(kMaxMessage, 'x')})));
+  Event event;
+  while (end2.inbox.receive(event, Clock::now() + std::chrono::milliseconds(100)) != Received::kTimeout) {
+  }
+  EXPECT_FALSE(end2.has_ended);
+  ::shutdown(end1.stream->fd(), SHUT_WR);
+  end2.wait_for_end();
+}
+
 TEST_P(StreamTest, ReleasesTheOwnerOfASentMessage) {
   start();
   Parts parts = parts_with({std::string(kMaxMessage, 'x')});
@@ -172,7 +204,7 @@ TEST_P(StreamTest, TellsThePeerWhyItIsRefused) {
 
 TEST_P(StreamTest, InvalidDataEndsBothSidesWithTheReason) {
   end2.stream->start();
-  if (GetParam()) {
+  if (GetParam().is_encrypted) {
     ASSERT_EQ(::send(end1.stream->fd(), "garbage that is no record", 25, MSG_NOSIGNAL), 25);
     end2.wait_for_end();
     EXPECT_EQ(end2.reason, "the data that arrived was changed on its way");
@@ -221,6 +253,8 @@ TEST_P(StreamTest, CloseSendsWhatIsQueuedAndThenEndsTheOtherSide) {
 TEST_P(StreamTest, CloseDeliversWhatHasArrivedBefore) {
   start();
   ASSERT_TRUE(end1.stream->send(parts_with({"not read yet"})));
+  pollfd arrived{end2.stream->fd(), POLLIN, 0};
+  ASSERT_EQ(::poll(&arrived, 1, 60'000), 1);
   end2.stream->close(Clock::now());
   EXPECT_EQ(bytes_in(end2.next().parts[0]), "not read yet");
 }
@@ -283,8 +317,10 @@ TEST_P(StreamTest, ThreadsMaySendAtTheSameTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Channels, StreamTest, testing::Bool(),
-                         [](const auto& test) { return test.param ? "Tls" : "Plain"; });
+INSTANTIATE_TEST_SUITE_P(Channels, StreamTest,
+                         testing::Values(Kind{"Plain", false, false}, Kind{"Tls", false, true},
+                                         Kind{"PlainOverTcp", true, false}, Kind{"TlsOverTcp", true, true}),
+                         [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace rpc_backends::zeromq
