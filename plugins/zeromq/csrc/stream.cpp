@@ -2,6 +2,7 @@
 
 #include <linux/sockios.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -42,6 +43,14 @@ Outgoing pack(Parts parts) {
     field += sizeof size;
   }
   return message;
+}
+
+// Lets threads that wait for a processor run, between batches of bytes. If all processors copy large messages, such a
+// thread waits 3 ms or more, and it may be one that has the GIL or a small message.
+void yield_after_batch(uint64_t before, uint64_t after) {
+  if (before / kBatchBytes != after / kBatchBytes) {
+    ::sched_yield();
+  }
 }
 
 Clock::duration duration_of(double seconds) {
@@ -206,7 +215,9 @@ void Stream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
     Outgoing& first = queue_.front();
     again_ = false;
     lock.unlock();
+    const uint64_t before = bytes_written_;
     const Written written = write(first);
+    yield_after_batch(before, bytes_written_);
     lock.lock();
     if (written == Written::kFailed) {
       ::shutdown(fd(), SHUT_RDWR);
@@ -361,6 +372,7 @@ void Stream::read_batch() {
     const MessageReader::Outcome outcome = reader_.next(*channel_);
     if (const uint64_t more = reader_.bytes_read() - before; more > 0) {
       bytes += more;
+      yield_after_batch(before, before + more);
       last_activity_ = Clock::now();
     }
     if (outcome == MessageReader::Outcome::kBlocked) {
