@@ -58,10 +58,12 @@ def _ip(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def link(rtt_s: float, *, is_limited: bool = True) -> Iterator[list[str]]:
+def link(rtt_s: float, *, is_limited: bool = True, has_classes: bool = True) -> Iterator[list[str]]:
     """Make two namespaces with a link between them; gives their names. The first has 10.77.0.1.
 
     :param is_limited: whether the link has a rate of 1 Gbit/s; one with a round trip time has.
+    :param has_classes: whether the queue before a link without a round trip time has classes of
+        priority, as Linux's default ``pfifo_fast`` has, or is first in, first out.
     """
     names = [f"links-{os.getpid()}-{n}" for n in (1, 2)]
     with contextlib.ExitStack() as stack:
@@ -90,23 +92,14 @@ def link(rtt_s: float, *, is_limited: bool = True) -> Iterator[list[str]]:
             _ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             if rtt_s == 0 and is_limited:
-                shaping = f"tbf rate 1gbit burst 131072 limit {_QUEUE_BYTES}".split()
-                subprocess.run(
-                    [
-                        "ip",
-                        "netns",
-                        "exec",
-                        name,
-                        "tc",
-                        "qdisc",
-                        "add",
-                        "dev",
-                        "eth0",
-                        "root",
-                        *shaping,
-                    ],
-                    check=True,
-                )
+                shaping = f"tbf rate 1gbit burst 131072 limit {_QUEUE_BYTES}"
+                # The queue of a host's network device has classes, by the system's default.
+                for where in (
+                    f"root handle 1: {shaping}",
+                    *(["parent 1: pfifo_fast"] * has_classes),
+                ):
+                    command = f"ip netns exec {name} tc qdisc add dev eth0 {where}"
+                    subprocess.run(command.split(), check=True)
         yield names
 
 
@@ -295,7 +288,7 @@ def _beside(
     begin = time.perf_counter()
     thread.start()
     for label, call in small.items():
-        values[f"{label}, beside 64 MiB"] = _summary(_times(call, 2000, 8))
+        values[f"{label}, beside 64 MiB"] = _summary(_times(call, 20_000, 8))
     seconds = time.perf_counter() - begin
     ends.set()
     thread.join()
@@ -496,6 +489,12 @@ def main() -> None:
     options.add_argument(
         "--only", choices=["between", "within"], help="mixed: only between hosts, or within one"
     )
+    options.add_argument(
+        "--fifo",
+        action="store_true",
+        help="mixed: the queue before the link is first in, first out, as that of a router may be;"
+        " otherwise it is Linux's default, which has classes of priority",
+    )
     options.add_argument("--json", type=Path, help="write all values to this file")
     arguments = options.parse_args()
     secret = subprocess.run(
@@ -517,12 +516,14 @@ def main() -> None:
             where = "within a host" if place is None else f"{place:g} ms"
             for side in arguments.side or SIDES:
                 with contextlib.ExitStack() as stack:
-                    limits = arguments.what != "hosts"
-                    names = (
-                        None
-                        if place is None
-                        else stack.enter_context(link(place / 1e3, is_limited=limits))
-                    )
+                    names = None
+                    if place is not None:
+                        made = link(
+                            place / 1e3,
+                            is_limited=arguments.what != "hosts",
+                            has_classes=not arguments.fifo,
+                        )
+                        names = stack.enter_context(made)
                     values = measure(side, arguments.what, names, secret)
                 _print(where, side, values)
                 everything[f"{where}: {side}"].append(values)

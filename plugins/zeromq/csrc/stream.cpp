@@ -1,5 +1,6 @@
 #include "stream.h"
 
+#include <linux/pkt_sched.h>
 #include <linux/sockios.h>
 #include <poll.h>
 #include <sched.h>
@@ -77,6 +78,9 @@ Stream::~Stream() {
 
 void Stream::start() {
   last_activity_ = Clock::now();
+  // In the queue of the network device, where the system's default has three of them (pfifo_fast).
+  const int priority = is_lane_ ? TC_PRIO_BULK : TC_PRIO_INTERACTIVE;
+  ::setsockopt(fd(), SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority);
   {
     std::lock_guard<std::mutex> lock(writing_);
     if (closed_) {
