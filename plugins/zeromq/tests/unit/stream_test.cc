@@ -89,8 +89,8 @@ class StreamTest : public testing::TestWithParam<Kind> {
     auto connecting = context.connecting(std::move(here), public_key);
     auto listening = context.listening(std::move(there));
     auto of_end1 = TlsChannel::Handshake::kNeedsData, of_end2 = of_end1;
-    for (const auto until = limit(); (of_end1 != of_end2 || of_end1 != TlsChannel::Handshake::kDone) &&
-                                     Clock::now() < until;) {
+    for (const auto until = limit();
+         (of_end1 != of_end2 || of_end1 != TlsChannel::Handshake::kDone) && Clock::now() < until;) {
       of_end1 = of_end1 == TlsChannel::Handshake::kDone ? of_end1 : connecting->shake_hands();
       of_end2 = of_end2 == TlsChannel::Handshake::kDone ? of_end2 : listening->shake_hands();
     }
@@ -154,7 +154,7 @@ TEST_P(StreamTest, MessagesLargerThanTheSocketsBufferStayInOrder) {
 TEST_P(StreamTest, SmallMessagesArriveBehindLargeOnesOfAnySize) {
   start();
   constexpr size_t kWake = size_t{256} << 10;
-  const std::vector<size_t> sizes = {1,         4096,      65535,         65536,        kWake - 1, kWake,
+  const std::vector<size_t> sizes = {1,         4096,      65535,         65536,     kWake - 1,  kWake,
                                      kWake + 1, 2 * kWake, 2 * kWake + 1, 1'000'000, kMaxMessage};
   for (const size_t size : sizes) {
     ASSERT_TRUE(end1.stream->send(parts_with({std::string(size, 'x')})));
