@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "inspect/request_inspector.h"
+#include "intercept/message_head.h"
 #include "rpc_backends_agents/tensor_values.h"
 
 namespace rpc_backends {
@@ -29,47 +29,6 @@ FuturePtr error_of(const std::string& text, ErrorKind kind) {
       std::runtime_error(is_plain ? text : torch::distributed::rpc::makeRPCError(text, torchs))));
 }
 
-uint64_t bytes_of(const Message& message) {
-  return message.payload().size() + tensor_bytes_of(message);
-}
-
-MessagePtr copy_of(const Message& message) {
-  std::vector<char> payload = message.payload();
-  std::vector<at::Tensor> tensors = message.tensors();
-  return c10::make_intrusive<Message>(std::move(payload), std::move(tensors), message.type(), message.id());
-}
-
-// Whether the elements of a tensor are bytes that this thread can change.
-bool has_bytes(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.numel() > 0;
-}
-
-bool flip_bit_of(Message& message, uint64_t element, uint64_t bit) {
-  uint64_t all = 0;
-  for (const at::Tensor& tensor : message.tensors()) {
-    all += has_bytes(tensor) ? static_cast<uint64_t>(tensor.numel()) : 0;
-  }
-  if (all == 0) {
-    return false;
-  }
-  element %= all;
-  for (at::Tensor& tensor : message.tensors()) {
-    const auto size = has_bytes(tensor) ? static_cast<uint64_t>(tensor.numel()) : 0;
-    if (element >= size) {
-      element -= size;
-      continue;
-    }
-    at::Tensor copy = tensor.detach().clone(at::MemoryFormat::Contiguous);
-    const uint64_t bits = 8 * copy.element_size();
-    auto* const bytes = static_cast<uint8_t*>(copy.data_ptr());
-    bytes[element * copy.element_size() + bit % bits / 8] ^= static_cast<uint8_t>(1U << (bit % 8));
-    copy.set_requires_grad(tensor.requires_grad());
-    tensor = std::move(copy);
-    return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 FuturePtr failed(std::exception_ptr error) {
@@ -77,64 +36,6 @@ FuturePtr failed(std::exception_ptr error) {
   future->setError(std::move(error));
   return future;
 }
-
-// A message with the properties read so far. Only one thread uses it at a time; a repeated request is copied.
-class MessageHead final : public RequestHead {
- public:
-  MessageHead(std::shared_ptr<InterceptedCall> call, MessagePtr message)
-      : call_(std::move(call)),
-        message_(std::move(message)),
-        inspected_(inspect(*message_)),
-        payload_bytes_(message_->payload().size()),
-        tensors_(message_->tensors().size()) {}
-
-  Direction direction() const override { return call_->direction_; }
-  int32_t type() const override { return inspected_.type; }
-  const std::vector<int32_t>& wrappers() const override { return inspected_.wrappers; }
-  int peer_id() const override { return call_->peer_id_; }
-  std::string_view peer() const override { return call_->peer(); }
-  std::string_view worker() const override { return call_->chain_->agent().worker; }
-  std::chrono::milliseconds timeout() const override { return call_->timeout_; }
-  uint64_t payload_bytes() const override { return payload_bytes_; }
-  size_t tensors() const override { return tensors_; }
-
-  std::string_view function() const override {
-    return read(function_, [this] { return function_of(inspected_); });
-  }
-  uint64_t tensor_bytes() const override {
-    return read(tensor_bytes_, [this] { return tensor_bytes_of(*message_); });
-  }
-  uint64_t digest() const override {
-    return read(digest_, [this] { return digest_of(inspected_, message_->tensors()); });
-  }
-  uint64_t full_digest() const override {
-    return read(full_digest_, [this] { return full_digest_of(inspected_, message_->tensors()); });
-  }
-
-  bool flip_bit(uint64_t element, uint64_t bit) { return message_ && flip_bit_of(*message_, element, bit); }
-  MessagePtr copy() const { return copy_of(*message_); }
-  MessagePtr take() { return std::move(message_); }
-
- private:
-  template <typename Value, typename Read>
-  const Value& read(std::optional<Value>& known, const Read& from_message) const {
-    if (!known) {
-      if (!message_) {
-        throw std::logic_error("a request that has been passed on cannot be read any more");
-      }
-      known = from_message();
-    }
-    return *known;
-  }
-
-  const std::shared_ptr<InterceptedCall> call_;
-  MessagePtr message_;
-  const InspectedRequest inspected_;
-  const uint64_t payload_bytes_;
-  const size_t tensors_;
-  mutable std::optional<std::string> function_;
-  mutable std::optional<uint64_t> tensor_bytes_, digest_, full_digest_;
-};
 
 // Something that an interceptor decides exactly once: a request or an answer.
 class Decision {

@@ -72,12 +72,17 @@ struct End {
 struct Kind {
   const char* name;
   bool is_over_tcp, is_encrypted;
+  int receive_buffer = 0;  // bytes; 0 for the system's
 };
 
 class StreamTest : public testing::TestWithParam<Kind> {
  protected:
   StreamTest() {
     auto [here, there] = GetParam().is_over_tcp ? tcp_pair() : socket_pair();
+    if (const int bytes = GetParam().receive_buffer; bytes > 0) {
+      ::setsockopt(here->get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+      ::setsockopt(there->get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+    }
     if (!GetParam().is_encrypted) {
       end1.open(std::make_unique<Channel>(std::move(here)));
       end2.open(std::make_unique<Channel>(std::move(there)));
@@ -319,7 +324,9 @@ TEST_P(StreamTest, ThreadsMaySendAtTheSameTime) {
 
 INSTANTIATE_TEST_SUITE_P(Channels, StreamTest,
                          testing::Values(Kind{"Plain", false, false}, Kind{"Tls", false, true},
-                                         Kind{"PlainOverTcp", true, false}, Kind{"TlsOverTcp", true, true}),
+                                         Kind{"PlainOverTcp", true, false}, Kind{"TlsOverTcp", true, true},
+                                         Kind{"PlainOverTcpWithShortBuffers", true, false, 4096},
+                                         Kind{"TlsOverTcpWithShortBuffers", true, true, 4096}),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
