@@ -325,8 +325,8 @@ TEST_P(StreamTest, ThreadsMaySendAtTheSameTime) {
 INSTANTIATE_TEST_SUITE_P(Channels, StreamTest,
                          testing::Values(Kind{"Plain", false, false}, Kind{"Tls", false, true},
                                          Kind{"PlainOverTcp", true, false}, Kind{"TlsOverTcp", true, true},
-                                         Kind{"PlainOverTcpWithShortBuffers", true, false, 4096},
-                                         Kind{"TlsOverTcpWithShortBuffers", true, true, 4096}),
+                                         Kind{"PlainOverTcpWithShortBuffers", true, false, 128 << 10},
+                                         Kind{"TlsOverTcpWithShortBuffers", true, true, 128 << 10}),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
