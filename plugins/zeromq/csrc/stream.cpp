@@ -79,6 +79,7 @@ Stream::~Stream() {
 void Stream::start() {
   last_activity_ = Clock::now();
   // In the queue of the network device, where the system's default has three of them (pfifo_fast).
+  expects_ = !is_unix_socket(fd()) && round_trip(fd()) < services_.settings.long_link;
   const int priority = is_lane_ ? TC_PRIO_BULK : TC_PRIO_INTERACTIVE;
   ::setsockopt(fd(), SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority);
   {
@@ -391,7 +392,9 @@ void Stream::read_batch() {
     return;
   }
   if (is_drained) {
-    channel_->expect(reader_.bytes_left());
+    if (expects_) {
+      channel_->expect(reader_.bytes_left());
+    }
     services_.inbox.rearm(source_, fd());
   } else {
     services_.inbox.again(source_);  // the reader may hold messages already, of which the socket knows nothing

@@ -26,6 +26,7 @@ Settings some_settings() {
   Settings settings;
   settings.max_message = kMaxMessage;
   settings.heartbeat = 3600;
+  settings.long_link = 3600;  // no link is long
   return settings;
 }
 
