@@ -10,8 +10,9 @@ Worker 0 calls worker 1 over a link of 1 Gbit/s between two network namespaces, 
   router in user space, over two TUN devices, delays the packets, because not every kernel has `netem`.
 
 A side is a backend with options: `ZEROMQ:secret` (TLS), `ZEROMQ:plain`, `UCX`, `TENSORPIPE@torch`, and
-`ZEROMQ:secret:bulk_connections=4`. The side `socket` (only *small beside large*) is the limit: 64 bytes
-there and back on one bare TCP connection, beside 64 MiB on another. The sides take turns.
+`ZEROMQ:secret:bulk_connections=4`. The side `socket` (not *long links*) is the limit: 64 bytes
+there and back on one bare TCP connection, beside 64 MiB on another; or, for *hosts*, the bytes there and
+back on a bare connection, one after the other. The sides take turns.
 
     python benchmarks/links.py mixed                  # between hosts and within one, all sides
     python benchmarks/links.py hosts --rounds 7       # with the ratios to the first side
@@ -37,6 +38,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,14 @@ MIB = 1 << 20
 #: Seconds that a worker may take.
 _LIMIT_S = 170.0
 _RATE_BITS_S = 1e9
+#: The rows of *hosts*: the size of an echo in bytes, and how many are measured.
+HOSTS = (
+    ("no-op", 0, 2000),
+    ("echo of 16 KiB", 16 << 10, 1000),
+    ("echo of 1 MiB", MIB, 200),
+    ("echo of 16 MiB", 16 * MIB, 20),
+    ("echo of 64 MiB", 64 * MIB, 8),
+)
 #: Bytes that wait in the queue of the link: 10 ms.
 _QUEUE_BYTES = 1_250_000
 _HEADER = 10  # bytes of the header of `virtio` before a packet, which says how it is segmented
@@ -213,7 +223,7 @@ def _options(side: str, address: str, secret: str, *, within: bool) -> tuple[str
 def work(rank: int, side: str, address: str, secret: str, what: str, out: str) -> None:
     """Be a worker; worker 0 measures and writes the values."""
     if side == "socket":
-        _be_bare(rank, address, out)
+        _be_bare(rank, address, what, out)
         return
     import torch
     from torch.distributed import rpc
@@ -296,23 +306,32 @@ def _beside(
     return values
 
 
-def _be_bare(rank: int, address: str, out: str) -> None:
+def _be_bare(rank: int, address: str, what: str, out: str) -> None:
     """Measure or serve the side `socket`: worker 1 sends what it gets back, on each connection."""
     port, no_delay = 29612, (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sizes = [size or 64 for _, size, _ in HOSTS] if what == "hosts" else [64, 64 * MIB]
     if rank == 0:
         with socket.create_server((address, port)) as listener:
-            channels = [listener.accept()[0] for _ in range(2)]
+            channels = [listener.accept()[0] for _ in sizes]
         for channel in channels:
             channel.setsockopt(*no_delay)
-        small, large = bytearray(64), bytearray(64 * MIB)
-        values = _beside(
-            {"same peer": lambda: _echo_bare(channels[0], small)},
-            lambda: _echo_bare(channels[1], large),
-        )
+        messages = [bytearray(size) for size in sizes]
+        values = {}
+        if what == "hosts":
+            for (row, _, count), channel, message in zip(HOSTS, channels, messages, strict=True):
+                times = _times(partial(_echo_bare, channel, message), count + 3, _LIMIT_S)[3:]
+                values[row] = {"median": statistics.median(times)}
+        else:
+            values = _beside(
+                {"same peer": partial(_echo_bare, channels[0], messages[0])},
+                partial(_echo_bare, channels[1], messages[1]),
+            )
+        for channel in channels:
+            channel.close()
         Path(out).write_text(json.dumps(values))
     elif rank == 1:
         threads = []
-        for size in (64, 64 * MIB):
+        for size in sizes:
             channel = _connect((address, port))
             channel.setsockopt(*no_delay)
             threads.append(threading.Thread(target=_serve_bare, args=(channel, bytearray(size))))
@@ -360,13 +379,7 @@ def _measure_hosts() -> dict[str, dict[str, float]]:
     from torch.distributed import rpc
 
     values = {}
-    for row, size, count in (
-        ("no-op", 0, 2000),
-        ("echo of 16 KiB", 16 << 10, 1000),
-        ("echo of 1 MiB", MIB, 200),
-        ("echo of 16 MiB", 16 * MIB, 20),
-        ("echo of 64 MiB", 64 * MIB, 8),
-    ):
+    for row, size, count in HOSTS:
         call, args = (_echo, (torch.ones(size // 4),)) if size else (_noop, ())
         for _ in range(3):
             rpc.rpc_sync("worker1", call, args)

@@ -28,8 +28,19 @@ ssize_t Channel::read(const iovec* places, int count, bool& is_drained) {
 
 void Channel::expect(size_t more) {
   const int wanted = static_cast<int>(std::clamp(more, size_t{1}, kWake));
-  if (wanted != expected_ && ::setsockopt(fd(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted) == 0) {
-    expected_ = wanted;
+  if (wanted == expected_ || !may_expect_) {
+    return;
+  }
+  const auto set = [this](int bytes) {
+    int is = 0;
+    socklen_t size = sizeof is;
+    expected_ = bytes;
+    return ::setsockopt(fd(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes) == 0 &&
+           ::getsockopt(fd(), SOL_SOCKET, SO_RCVLOWAT, &is, &size) == 0 && is == bytes;
+  };
+  if (!set(wanted)) {
+    may_expect_ = false;  // the system's buffers are too short, and a sender must not wait for a thread that sleeps
+    set(1);
   }
 }
 

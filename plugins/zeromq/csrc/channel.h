@@ -27,8 +27,8 @@ class Channel {
   ssize_t read(void* data, size_t size);
 
   // Says that at least `more` bytes will arrive. A socket over TCP becomes readable only when that many are there, or
-  // kWake: a thread that is woken for every segment spends more time on that than on reading. The connection's end
-  // wakes it in any case.
+  // kWake, if the system's buffers are long enough: a thread that is woken for every segment spends more time on that
+  // than on reading. The connection's end wakes it in any case.
   virtual void expect(size_t more);
 
   // Returns how many bytes were taken. Returns -1 and sets errno on failure, to EAGAIN if there is no room now.
@@ -49,6 +49,7 @@ class Channel {
 
   const std::unique_ptr<Fd> fd_;
   int expected_ = 1;  // bytes
+  bool may_expect_ = true;
 };
 
 }  // namespace rpc_backends::zeromq

@@ -78,10 +78,13 @@ Stream::~Stream() {
 
 void Stream::start() {
   last_activity_ = Clock::now();
-  // In the queue of the network device, where the system's default has three of them (pfifo_fast).
   expects_ = !is_unix_socket(fd()) && round_trip(fd()) < services_.settings.long_link;
-  const int priority = is_lane_ ? TC_PRIO_BULK : TC_PRIO_INTERACTIVE;
-  ::setsockopt(fd(), SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority);
+  if (!is_lane_) {
+    // In the queue of the network device, whose classes pfifo_fast serves in strict order. Lanes keep the class that
+    // all other programs use: in a lower one they would starve beside any of them.
+    const int priority = TC_PRIO_INTERACTIVE;
+    ::setsockopt(fd(), SOL_SOCKET, SO_PRIORITY, &priority, sizeof priority);
+  }
   {
     std::lock_guard<std::mutex> lock(writing_);
     if (closed_) {

@@ -2,6 +2,7 @@
 #include "stream.h"
 
 #include <gtest/gtest.h>
+#include <linux/pkt_sched.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -180,6 +181,26 @@ TEST_P(StreamTest, TheEndIsSeenInTheMiddleOfALargeMessage) {
   EXPECT_FALSE(end2.has_ended);
   ::shutdown(end1.stream->fd(), SHUT_WR);
   end2.wait_for_end();
+}
+
+int priority_of(const Stream& stream) {
+  int priority = -1;
+  socklen_t size = sizeof priority;
+  EXPECT_EQ(::getsockopt(stream.fd(), SOL_SOCKET, SO_PRIORITY, &priority, &size), 0);
+  return priority;
+}
+
+// pfifo_fast serves its classes in strict order, so a lane of a lower one would starve beside other programs.
+TEST_P(StreamTest, OnlyTheFirstConnectionIsAheadOfOtherTraffic) {
+  start();
+  EXPECT_EQ(priority_of(*end1.stream), TC_PRIO_INTERACTIVE);
+  auto [here, there] = tcp_pair();
+  const auto lane = std::make_shared<Stream>(
+      Stream::Services{end1.settings, end1.inbox, end1.loop, end1.writer, end1.releaser, end1.counters, nullptr}, 2,
+      std::make_unique<Channel>(std::move(here)), [](const std::string&) {}, nullptr, true);
+  lane->start();
+  EXPECT_EQ(priority_of(*lane), TC_PRIO_BESTEFFORT);
+  lane->close(Clock::now());
 }
 
 TEST_P(StreamTest, ReleasesTheOwnerOfASentMessage) {
