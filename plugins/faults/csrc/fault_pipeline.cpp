@@ -294,8 +294,9 @@ void FaultPipeline::apply_to_process(const Fault& fault) {
   const FaultRule& rule = *fault.rule;
   switch (rule.kind) {
     case FaultKind::kMemory:
-      limit_memory(rule.memory);
-      scheduler_->after(std::min(fault.seconds, kMostSeconds), [] { free_memory_limit(); });
+      if (!limit_memory(rule.memory, std::min(fault.seconds, kMostSeconds))) {
+        std::fprintf(stderr, "RPC faults: the memory of RPC worker '%s' cannot be limited here.\n", worker_.c_str());
+      }
       break;
     case FaultKind::kStore:
       hold_stores(fault.seconds, rule.each);

@@ -10,10 +10,14 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstring>
 #include <ctime>
 #include <fstream>
 #include <mutex>
+#include <system_error>
+
+#include "rpc_backends_agents/threads.h"
 
 namespace rpc_backends {
 
@@ -25,8 +29,23 @@ std::mutex mutex;
 
 // --- memory
 
-int limits = 0;  // how many faults limit the memory now
+int limits = 0;         // how many faults limit the memory now
+uint64_t all_ends = 0;  // how often all faults were ended
 rlimit before{};
+
+// Never destroyed, because threads may wait for it while the process exits.
+std::condition_variable& end_of_all() {
+  static std::condition_variable& condition = *new std::condition_variable;
+  return condition;
+}
+
+// Needs the lock, and a limit.
+void free_limit() {
+  --limits;
+  if (limits == 0) {
+    ::setrlimit(RLIMIT_AS, &before);
+  }
+}
 
 uint64_t address_space() {
   uint64_t pages = 0;
@@ -157,26 +176,31 @@ int redirect_python(dl_phdr_info* object, size_t /*size*/, void* redirected) {
 
 }  // namespace
 
-void limit_memory(uint64_t bytes) {
+bool limit_memory(uint64_t bytes, double seconds) {
   const std::lock_guard<std::mutex> lock(mutex);
-  if (limits++ == 0 && ::getrlimit(RLIMIT_AS, &before) != 0) {
-    --limits;
-    return;
+  rlimit now{};
+  if (::getrlimit(RLIMIT_AS, &now) != 0) {
+    return false;
+  }
+  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  try {
+    // Before the limit: with little memory, no thread can be started, and the limit would stay.
+    start_thread("rpc-faults", [until, ends = all_ends] {
+      std::unique_lock<std::mutex> its_lock(mutex);
+      if (!end_of_all().wait_until(its_lock, until, [ends] { return all_ends != ends; })) {
+        free_limit();
+      }
+    }).detach();
+  } catch (const std::system_error&) {
+    return false;
+  }
+  if (limits++ == 0) {
+    before = now;
   }
   rlimit limit = before;
   limit.rlim_cur = std::min<rlim_t>(before.rlim_cur, address_space() + bytes);
   ::setrlimit(RLIMIT_AS, &limit);
-}
-
-void free_memory_limit() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (limits == 0) {
-    return;
-  }
-  --limits;
-  if (limits == 0) {
-    ::setrlimit(RLIMIT_AS, &before);
-  }
+  return true;
 }
 
 void hold_stores(double seconds, double each) {
@@ -204,9 +228,11 @@ bool move_clock(double seconds) {
 void end_process_faults() {
   const std::lock_guard<std::mutex> lock(mutex);
   stores_until = {};
+  ++all_ends;
+  end_of_all().notify_all();
   if (limits > 0) {
-    limits = 0;
-    ::setrlimit(RLIMIT_AS, &before);
+    limits = 1;
+    free_limit();
   }
 }
 

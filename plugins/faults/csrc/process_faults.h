@@ -5,9 +5,8 @@
 
 namespace rpc_backends {
 
-// Lets the process allocate only `bytes` more, until free_memory_limit() was called as often. It lowers RLIMIT_AS.
-void limit_memory(uint64_t bytes);
-void free_memory_limit();
+// Lets the process allocate only `bytes` more for `seconds`. It lowers RLIMIT_AS. Returns false if it cannot.
+bool limit_memory(uint64_t bytes, double seconds);
 
 // For `seconds`, requests to stores take `each` seconds longer, or wait until the time is over if `each` is 0.
 void hold_stores(double seconds, double each);

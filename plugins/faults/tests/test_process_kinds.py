@@ -76,6 +76,13 @@ def test_memory_makes_large_allocations_fail_for_a_time(workers: Workers) -> Non
     assert allocations["after"] == "allocated"
 
 
+def test_memory_comes_back_where_no_thread_can_be_started(workers: Workers) -> None:
+    less_than_a_stack = {"what": "memory", "bytes": 2**22, "seconds": 1.0}
+    rule = {**less_than_a_stack, "function": "*.fault_steps.do"}
+
+    assert workers[0].call(allocate_under_pressure, rule)["after"] == "allocated"
+
+
 def test_stores_do_not_answer_until_the_time_is_over(workers: Workers) -> None:
     rule = {"what": "store", "seconds": 0.5, "function": "*.fault_steps.do"}
 
