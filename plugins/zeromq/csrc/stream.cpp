@@ -245,7 +245,7 @@ void Stream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
       break;
     }
   }
-  if (queue_.empty()) {
+  if (queue_.empty() && !closed_) {  // close() writes without the lock
     channel_->trim();
   }
   busy.reset();
