@@ -27,6 +27,10 @@ using Clock = std::chrono::steady_clock;
 
 std::mutex mutex;
 
+Clock::time_point in(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
 // --- memory
 
 int limits = 0;         // how many faults limit the memory now
@@ -182,10 +186,9 @@ bool limit_memory(uint64_t bytes, double seconds) {
   if (::getrlimit(RLIMIT_AS, &now) != 0) {
     return false;
   }
-  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   try {
     // Before the limit: with little memory, no thread can be started, and the limit would stay.
-    start_thread("rpc-faults", [until, ends = all_ends] {
+    start_thread("rpc-faults", [until = in(seconds), ends = all_ends] {
       std::unique_lock<std::mutex> its_lock(mutex);
       if (!end_of_all().wait_until(its_lock, until, [ends] { return all_ends != ends; })) {
         free_limit();
@@ -205,7 +208,7 @@ bool limit_memory(uint64_t bytes, double seconds) {
 
 void hold_stores(double seconds, double each) {
   const std::lock_guard<std::mutex> lock(mutex);
-  stores_until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  stores_until = in(seconds);
   stores_each = each;
 }
 
@@ -230,8 +233,7 @@ void end_process_faults() {
   stores_until = {};
   ++all_ends;
   end_of_all().notify_all();
-  if (limits > 0) {
-    limits = 1;
+  while (limits > 0) {
     free_limit();
   }
 }

@@ -248,13 +248,10 @@ size_t MessageReader::list_places(iovec* places, size_t most) {
   return count;
 }
 
-size_t MessageReader::bytes_left() const {
-  size_t left = 0;
-  if (stage_ == Stage::kParts) {
-    for (size_t i = part_; i < parts_.size(); ++i) {
-      left += parts_[i].size;
-    }
-    left -= offset_;
+size_t MessageReader::bytes_left(size_t most) const {
+  size_t left = 0, filled = offset_;
+  for (size_t i = part_; stage_ == Stage::kParts && i < parts_.size() && left < most; ++i, filled = 0) {
+    left += parts_[i].size - filled;
   }
   return left;
 }

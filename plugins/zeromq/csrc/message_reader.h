@@ -52,8 +52,9 @@ class MessageReader {
   Parts& parts() { return parts_; }
   const std::string& text() const { return text_; }
 
-  // Bytes of the message, or piece, that is arriving which are still to be read.
-  size_t bytes_left() const;
+  // The number of bytes that are still to be read of the message, or piece, that is arriving; not all are counted if
+  // there are more than `most`.
+  size_t bytes_left(size_t most) const;
 
   // Whether a message is incomplete.
   bool is_in_message() const { return stage_ != Stage::kHeader; }

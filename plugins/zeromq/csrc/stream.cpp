@@ -396,7 +396,7 @@ void Stream::read_batch() {
   }
   if (is_drained) {
     if (expects_) {
-      channel_->expect(reader_.bytes_left());
+      channel_->expect(reader_.bytes_left(kPiece));
     }
     services_.inbox.rearm(source_, fd());
   } else {

@@ -399,7 +399,7 @@ bool TlsChannel::handle_control(records::Type type, const char* data, size_t siz
 // --- writing ----------------------------------------------------------------------------------------
 
 ssize_t TlsChannel::write(const iovec* places, int count) {
-  if (!send_sealed()) {
+  if (!flush()) {
     return -1;
   }
   Cursor cursor(places, count);
@@ -414,7 +414,7 @@ ssize_t TlsChannel::write(const iovec* places, int count) {
     }
     bytes += size;
   }
-  if (!send_sealed() && errno != EAGAIN) {
+  if (!flush() && errno != EAGAIN) {
     return -1;
   }
   return static_cast<ssize_t>(bytes);
@@ -451,10 +451,6 @@ bool TlsChannel::seal(records::Type type, Cursor& data, size_t size) {
   return true;
 }
 
-bool TlsChannel::flush() {
-  return send_sealed();
-}
-
 void TlsChannel::trim() {
   if (sealed_size_ == 0) {
     sealed_.reset();
@@ -462,7 +458,7 @@ void TlsChannel::trim() {
   }
 }
 
-bool TlsChannel::send_sealed() {
+bool TlsChannel::flush() {
   while (sent_ < sealed_size_) {
     const ssize_t now = ::send(fd(), sealed_.get() + sent_, sealed_size_ - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (now == -1 && errno == EINTR) {
@@ -479,12 +475,12 @@ bool TlsChannel::send_sealed() {
 }
 
 void TlsChannel::finish() {
-  if (sealer_ && send_sealed()) {
+  if (sealer_ && flush()) {
     const iovec place{const_cast<char*>(kCloseNotify), sizeof kCloseNotify};
     Cursor notify(&place, 1);
     make_room(sizeof kCloseNotify);
     seal(records::Type::kAlert, notify, sizeof kCloseNotify);
-    send_sealed();
+    flush();
   }
   Channel::finish();
 }

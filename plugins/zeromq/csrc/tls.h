@@ -122,7 +122,6 @@ class TlsChannel final : public Channel {
   bool handle_control(records::Type type, const char* data, size_t size);
   void make_room(size_t data);
   bool seal(records::Type type, Cursor& data, size_t size);
-  bool send_sealed();
 
   struct FreeSsl {
     void operator()(SSL* ssl) const { SSL_free(ssl); }

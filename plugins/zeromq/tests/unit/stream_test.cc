@@ -35,13 +35,15 @@ Settings some_settings() {
 struct End {
   explicit End(int peer) : peer(peer) {}
 
-  void open(std::unique_ptr<Channel> channel) {
-    stream = std::make_shared<Stream>(Stream::Services{settings, inbox, loop, writer, releaser, counters, nullptr},
-                                      peer, std::move(channel), [this](const std::string& why) {
-                                        reason = why;
-                                        has_ended = true;
-                                        has_ended.notify_all();
-                                      });
+  void open(std::unique_ptr<Channel> channel, bool is_lane = false) {
+    stream = std::make_shared<Stream>(
+        Stream::Services{settings, inbox, loop, writer, releaser, counters, nullptr}, peer, std::move(channel),
+        [this](const std::string& why) {
+          reason = why;
+          has_ended = true;
+          has_ended.notify_all();
+        },
+        nullptr, is_lane);
   }
 
   Event next() {
@@ -195,12 +197,11 @@ TEST_P(StreamTest, OnlyTheFirstConnectionIsAheadOfOtherTraffic) {
   start();
   EXPECT_EQ(priority_of(*end1.stream), TC_PRIO_INTERACTIVE);
   auto [here, there] = tcp_pair();
-  const auto lane = std::make_shared<Stream>(
-      Stream::Services{end1.settings, end1.inbox, end1.loop, end1.writer, end1.releaser, end1.counters, nullptr}, 2,
-      std::make_unique<Channel>(std::move(here)), [](const std::string&) {}, nullptr, true);
-  lane->start();
-  EXPECT_EQ(priority_of(*lane), TC_PRIO_BESTEFFORT);
-  lane->close(Clock::now());
+  End lane{2};
+  lane.open(std::make_unique<Channel>(std::move(here)), true);
+  lane.stream->start();
+  EXPECT_EQ(priority_of(*lane.stream), TC_PRIO_BESTEFFORT);
+  lane.stream->close(Clock::now());
 }
 
 TEST_P(StreamTest, ReleasesTheOwnerOfASentMessage) {
