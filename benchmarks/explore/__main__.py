@@ -25,9 +25,10 @@ from typing import Any, get_args
 
 from rpc_backends_faults.explore import invariants
 from rpc_backends_faults.explore.findings import Failure
+from rpc_backends_faults.explore.plan import Plan
 from rpc_backends_faults.explore.processes import Program
 from rpc_backends_faults.explore.schedules import Strategy
-from rpc_backends_faults.explore.search import Plan, Search
+from rpc_backends_faults.explore.search import Search
 
 _PLANTED = Path(__file__).parents[2] / "plugins/faults/tests/planted/catalogue.py"
 

@@ -4,7 +4,7 @@
     python benchmarks/results/draw_summary.py BENCH.json HOSTS.json   # writes it first
 
 BENCH.json is the ``results.json`` of a run of ``rpc-backends bench`` of all engines, HOSTS.json is what
-``benchmarks/links.py hosts --json`` wrote. README.md has the commands.
+``benchmarks/links hosts --json`` wrote. README.md has the commands.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS = [
     ("size.echo", 64 * MiB, "echo of 64 MiB"),
     ("group.start", 16, "start of 16 workers"),
 ]
-#: Rows of `links.py hosts`, and the sides that are drawn as an engine. ZEROMQ encrypts.
+#: Rows of `links hosts`, and the sides that are drawn as an engine. ZEROMQ encrypts.
 HOSTS = [
     ("no-op", "between hosts: one call at a time"),
     ("echo of 1 MiB", "between hosts: echo of 1 MiB"),
@@ -63,7 +63,7 @@ def within_a_host(results: Results) -> Ratios:
 
 
 def between_hosts(values: dict[str, list[dict[str, dict[str, float]]]]) -> Ratios:
-    """Return the ratios of medians over the rounds of `links.py hosts`."""
+    """Return the ratios of medians over the rounds of `links hosts`."""
     sides = {place.partition(": ")[2]: rounds for place, rounds in values.items()}
 
     def median(side: str, row: str) -> float:

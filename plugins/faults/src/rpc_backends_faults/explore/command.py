@@ -17,7 +17,8 @@ from rpc_backends_cli import Failure, debug_option, json_option, print_json
 from rpc_backends_faults.explore.schedules import KINDS, Strategy
 
 if TYPE_CHECKING:
-    from rpc_backends_faults.explore.search import Plan, Search
+    from rpc_backends_faults.explore.plan import Plan
+    from rpc_backends_faults.explore.search import Search
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 #: Seconds between two lines of progress if stderr is not a terminal.
@@ -259,7 +260,7 @@ def _plan(program: tuple[str, ...], options: dict[str, Any]) -> Plan:
     import os
 
     from rpc_backends_faults.explore import folders, invariants, processes
-    from rpc_backends_faults.explore.search import Plan
+    from rpc_backends_faults.explore.plan import Plan
 
     out: Path = options["out"].absolute()
     folders.check(out)

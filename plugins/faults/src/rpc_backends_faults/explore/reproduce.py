@@ -7,14 +7,11 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rpc_backends_faults import report_page
 from rpc_backends_faults.explore.findings import Failure
+from rpc_backends_faults.explore.plan import Plan
 from rpc_backends_faults.explore.processes import backend_variables
-
-if TYPE_CHECKING:
-    from rpc_backends_faults.explore.search import Plan
 
 _TEST = '''"""{title}"""
 

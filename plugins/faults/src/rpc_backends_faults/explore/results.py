@@ -10,16 +10,13 @@ import time
 from collections import Counter
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape, quoteattr
 
 from rpc_backends_faults.explore import reproduce
 from rpc_backends_faults.explore.findings import Failure, Findings
 from rpc_backends_faults.explore.places import kinds_of
+from rpc_backends_faults.explore.plan import Plan
 from rpc_backends_faults.explore.schedules import LINKS
-
-if TYPE_CHECKING:
-    from rpc_backends_faults.explore.search import Plan
 
 _INTERRUPTED = "The search was interrupted."
 #: Characters that XML does not allow.

@@ -6,15 +6,14 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from rpc_backends_faults import settings
 from rpc_backends_faults.explore import folders, reproduce, schedules, watchdog
 from rpc_backends_faults.explore.findings import Against, Failure, Findings
-from rpc_backends_faults.explore.invariants import Invariant
-from rpc_backends_faults.explore.processes import Program, RunningProgram, backend_variables
+from rpc_backends_faults.explore.plan import Plan
+from rpc_backends_faults.explore.processes import RunningProgram, backend_variables
 from rpc_backends_faults.explore.runs import Run
-from rpc_backends_faults.explore.schedules import Schedule, Strategy
+from rpc_backends_faults.explore.schedules import Schedule
 from rpc_backends_faults.explore.shrinking import Shrunk, shrink
 from rpc_backends_faults.explore.verdicts import Cause, judge
 from rpc_backends_faults.rules import RuleError
@@ -29,39 +28,6 @@ _COMPARISONS = 3
 _ROUNDS = 8
 #: How many programs may run for each job, if most of them wait for a time-out or hang.
 _MOST_EACH = 3
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to search, and how long.
-
-    :ivar seconds: the time for everything; None means no limit.
-    :ivar runs: the number of generated schedules; None means no limit.
-    :ivar failures: stop exploring after this many different failures; None means no limit.
-    :ivar jobs: how many programs run at the same time, besides those that only wait; 1 for one after
-        the other.
-    :ivar accepted: the exit statuses with which the program may end.
-    :ivar corpus: the folder of rule files that are tried first, and to which new ones are added, if any.
-    :ivar against: a backend on which shrunk schedules are run too.
-    :ivar keep: whether the folders of runs that passed are kept.
-    """
-
-    program: Program
-    out: Path
-    kinds: tuple[str, ...]
-    corpus: Path | None = None
-    seed: int = 0
-    strategy: Strategy = "guided"
-    seconds: float | None = None
-    runs: int | None = None
-    failures: int | None = None
-    jobs: int = 2
-    confirmations: int = 10
-    accepted: tuple[int, ...] = (0,)
-    invariants: tuple[Invariant, ...] = ()
-    invariants_file: Path | None = None
-    against: str | None = None
-    keep: bool = False
 
 
 @dataclass
