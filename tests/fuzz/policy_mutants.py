@@ -68,6 +68,7 @@ MUTANTS = {
 }
 SOURCES = (
     "agent/request_policy.cpp",
+    "base/text.cpp",
     *(f"inspect/{name}.cpp" for name in ("pickle_limits", "pickled_call", "script_call")),
     *(f"inspect/{name}.cpp" for name in ("torch_pickle", "wrapper")),
 )

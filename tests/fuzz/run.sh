@@ -74,7 +74,7 @@ calls)
     length=2000
     ;;
 policy)
-    sources=(policy.cpp $agents/agent/request_policy.cpp $agents/inspect/{pickle_limits,pickled_call,script_call,torch_pickle,wrapper}.cpp)
+    sources=(policy.cpp $agents/agent/request_policy.cpp $agents/base/text.cpp $agents/inspect/{pickle_limits,pickled_call,script_call,torch_pickle,wrapper}.cpp)
     flags=("${with_torch[@]}")
     export FUZZ_PICKLES="$work/policy-pickles"
     python policy_pickles.py "$FUZZ_PICKLES"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +115,37 @@ def test_what_no_policy_can_permit_is_warned_of(tmp_path: Path) -> None:
     assert "worker0-" in text
     assert "a message of worker1 that the guard refuses, whatever the policy lists" in text
     assert "it passes 'builtins:list' to a class or a function while it is unpickled" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_program_does_not_outlive_the_command_that_learns_from_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Its workers obey no policy."""
+    program = (
+        sys.executable,
+        "-c",
+        "import os, time; print(os.getpid(), flush=True); time.sleep(600)",
+    )
+    command = (
+        sys.executable,
+        "-m",
+        "rpc_backends_cli",
+        "guard",
+        "learn",
+        "--out",
+        "policy.toml",
+        "--",
+    )
+    with subprocess.Popen([*command, *program], cwd=tmp_path, stdout=subprocess.PIPE) as learning:
+        assert learning.stdout is not None
+        descriptor = os.pidfd_open(int(learning.stdout.readline()))
+        try:
+            learning.send_signal(number)
+            assert select.select([descriptor], [], [], 60)[0], "it runs on"
+        finally:
+            os.close(descriptor)
+            learning.kill()
 
 
 @pytest.mark.slow

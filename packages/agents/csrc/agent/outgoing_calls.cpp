@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "inspect/request_inspector.h"
 #include "rpc/message_kinds.h"
 #include "rpc/own_rrefs.h"
@@ -156,7 +157,7 @@ void OutgoingCalls::take_answer(int peer, Decoded& answer, EventOrder::Handling&
   completing(call->future, [&] {
     if (answer.message->type() == MessageType::EXCEPTION) {
       const std::vector<char>& text = answer.message->payload();
-      fail_call(*call, std::string(text.begin(), text.end()));
+      fail_call(*call, valid_utf8({text.data(), text.size()}));
       return;
     }
     if (call->recorded != nullptr) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/text.h"
 #include "inspect/pickle_scan.h"
 #include "inspect/pickled_call.h"
 #include "inspect/script_call.h"
@@ -45,8 +46,8 @@ bool matches(std::string_view pattern, std::string_view name) {
   return false;
 }
 
-std::string_view cut(std::string_view text) {
-  return text.substr(0, kLongestText);
+std::string cut(std::string_view text) {
+  return valid_utf8(text.substr(0, kLongestText));
 }
 
 // A text of up to 255 bytes that is kept in the memo; takes it off the pickle.
@@ -219,9 +220,9 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
   const auto rules = permitted(peer);
   const auto check = [&](std::string_view kind, std::string_view name, bool is_permitted) -> std::optional<Asked> {
     if (learns_) {
-      note(peer, {kind, std::string(name)});
+      note(peer, {kind, cut(name)});
     }
-    return is_permitted || learns_ ? std::nullopt : std::optional(Asked{kind, std::string(name)});
+    return is_permitted || learns_ ? std::nullopt : std::optional(Asked{kind, cut(name)});
   };
   const InspectedRequest request = unwrap(type, payload);
   for (const int32_t wrapper : request.wrappers) {
@@ -249,7 +250,7 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
       if (learns_) {
         return std::nullopt;  // Python notes the module and the qualified name
       }
-      return check("functions", function.empty() ? kUnreadable : cut(function),
+      return check("functions", function.empty() ? kUnreadable : std::string_view(function),
                    rules->functions.count(function) != 0 || rules->conditional.count(function) != 0);
     }
     case kScriptCall:
@@ -259,10 +260,10 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
         return check("scripts", kUnreadable, false);
       }
       if (!callee->is_operator) {
-        return check("scripts", cut(callee->name), rules->scripts.count(callee->name) != 0);
+        return check("scripts", callee->name, rules->scripts.count(callee->name) != 0);
       }
       const std::string any_overload = callee->name.substr(0, callee->name.find('.'));
-      return check("operators", cut(callee->name),
+      return check("operators", callee->name,
                    rules->operators.count(callee->name) != 0 || rules->operators.count(any_overload) != 0);
     }
     case kScriptRRefFetchCall:

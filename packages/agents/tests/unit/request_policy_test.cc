@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "base/text.h"
 #include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {
@@ -25,6 +26,15 @@ std::string call(const std::string& module, const std::string& name) {
   const std::string opcodes =
       global("torch.distributed.rpc.internal", "PythonUDF") + global(module, name) + ")}\x94\x87\x94\x81\x94.";
   return "\0\x80\x04\x95"s + static_cast<char>(opcodes.size()) + std::string(7, '\0') + opcodes;
+}
+
+// The same of a method of a class.
+std::string call_of_attribute(const std::string& module, const std::string& owner, const std::string& name) {
+  const std::string opcodes = global("torch.distributed.rpc.internal", "PythonUDF") + global("builtins", "getattr") +
+                              global(module, owner) + text(name) + "\x86\x94R\x94)}\x94\x87\x94\x81\x94.";
+  const auto size = static_cast<uint16_t>(opcodes.size());
+  return "\0\x80\x04\x95"s + static_cast<char>(size & 0xffU) + static_cast<char>(size >> 8U) + std::string(6, '\0') +
+         opcodes;
 }
 
 std::string in_autograd(const std::string& payload, const std::string& type) {
@@ -57,16 +67,29 @@ TEST_F(RequestPolicyTest, OnlyListedFunctionsOfListedPeersAreServed) {
   EXPECT_EQ(policy_.refused(), 4U);
 }
 
-TEST_F(RequestPolicyTest, RefusalsNameTheEntryOfThePolicy) {
-  const auto attribute = [](const std::string& module, const std::string& owner, const std::string& name) {
-    const std::string opcodes = global("torch.distributed.rpc.internal", "PythonUDF") + global("builtins", "getattr") +
-                                global(module, owner) + text(name) + "\x86\x94R\x94)}\x94\x87\x94\x81\x94.";
-    return "\0\x80\x04\x95"s + static_cast<char>(opcodes.size()) + std::string(7, '\0') + opcodes;
+TEST_F(RequestPolicyTest, RefusalsAreValidUtf8) {
+  const auto refusal = [&](const std::string& name) {
+    return policy_.refusal("trainer0", kPythonCall, call("m", name));
   };
+  EXPECT_NE(refusal("get\xed\xb2\x80pid").find("'m:get\\xed\\xb2\\x80pid'"), std::string::npos);
+  EXPECT_NE(refusal("\xc3\xa9").find("'m:\xc3\xa9'"), std::string::npos);
+  std::string name;
+  for (int i = 0; i < 127; ++i) {
+    name += "\xc3\xa9";
+  }
+  // As long as a name may be, and a byte.
+  const std::string cut =
+      policy_.refusal("trainer0", kPythonCall, call_of_attribute("aa", std::string(255, 'b'), name));
+  EXPECT_NE(cut.find("bbb.\xc3\xa9"), std::string::npos);
+  EXPECT_NE(cut.find("\\xc3'"), std::string::npos);
+  EXPECT_EQ(valid_utf8(cut), cut);
+}
+
+TEST_F(RequestPolicyTest, RefusalsNameTheEntryOfThePolicy) {
   const auto asked = [&](const std::string& request) { return policy_.refusal("trainer0", kPythonCall, request); };
   EXPECT_NE(asked(call("a.b", "C.d")).find("does not list 'a.b:C.d' in"), std::string::npos);
-  EXPECT_NE(asked(attribute("a.b", "C", "d")).find("does not list 'a.b:C.d' in"), std::string::npos);
-  EXPECT_NE(asked(attribute("torch._C", "_VariableFunctionsClass", "add")).find("does not list 'torch:add' in"),
+  EXPECT_NE(asked(call_of_attribute("a.b", "C", "d")).find("does not list 'a.b:C.d' in"), std::string::npos);
+  EXPECT_NE(asked(call_of_attribute("torch._C", "_VariableFunctionsClass", "add")).find("does not list 'torch:add' in"),
             std::string::npos);
 }
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from rpc_backends_cli import Failure, debug_option, json_option, print_json
 
+_PR_SET_PDEATHSIG = 1
 _PATH = click.Path(path_type=Path, dir_okay=False)
 
 # \b keeps click from joining the lines of a paragraph.
@@ -123,7 +127,7 @@ def _learned(program: tuple[str, ...]):  # type: ignore[no-untyped-def]  # Polic
         environ = {name: value for name, value in os.environ.items() if name != hooks.POLICY}
         environ[hooks.LEARN] = folder
         try:
-            status = subprocess.run(program, env=environ, check=False).returncode
+            status = _run(program, environ)
         except OSError as error:
             raise Failure(f"{program[0]!r} cannot be run: {error.strerror}.") from error
         if status != 0:
@@ -134,3 +138,27 @@ def _learned(program: tuple[str, ...]):  # type: ignore[no-untyped-def]  # Polic
             )
         except PolicyError as error:
             raise Failure(str(error)) from error
+
+
+def _run(program: tuple[str, ...], environ: Mapping[str, str]) -> int:
+    """Run a program; return its exit status.
+
+    Its workers obey no policy, so it gets SIGTERM when this command ends, also if that is killed.
+    """
+    from rpc_backends_processes.signals import exit_on_signals
+
+    libc = ctypes.CDLL(None)
+    with (
+        exit_on_signals(),
+        subprocess.Popen(
+            program,
+            env=environ,
+            # This command has no other thread.
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
+        ) as process,
+    ):
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            raise
