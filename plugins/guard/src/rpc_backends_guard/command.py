@@ -145,20 +145,15 @@ def _run(program: tuple[str, ...], environ: Mapping[str, str]) -> int:
 
     Its workers obey no policy, so it gets SIGTERM when this command ends, also if that is killed.
     """
-    from rpc_backends_processes.signals import exit_on_signals
-
     libc = ctypes.CDLL(None)
-    with (
-        exit_on_signals(),
-        subprocess.Popen(
-            program,
-            env=environ,
-            # This command has no other thread.
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
-        ) as process,
-    ):
+    with subprocess.Popen(
+        program,
+        env=environ,
+        # This command has no other thread.
+        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
+    ) as process:
         try:
             return process.wait()
-        except BaseException:
+        except KeyboardInterrupt:
             process.terminate()
             raise
