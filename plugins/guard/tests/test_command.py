@@ -117,7 +117,7 @@ def test_what_no_policy_can_permit_is_warned_of(tmp_path: Path) -> None:
     assert "it passes 'builtins:list' to a class or a function while it is unpickled" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_program_does_not_outlive_the_command_that_learns_from_it(
     tmp_path: Path, number: signal.Signals
 ) -> None:
