@@ -5,11 +5,14 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "parts.h"
 #include "rpc_backends_agents/transport.h"
 
 namespace rpc_backends {
@@ -49,6 +52,23 @@ void expect_each_event_on_one_thread(Inbox& inbox, size_t count, const std::func
   }
   EXPECT_EQ(peers.size(), count);
   EXPECT_EQ(std::set<int>(peers.begin(), peers.end()).size(), count);
+}
+
+// The memory of events that nobody has taken, and of those that are pushed later, is released at once.
+template <typename Inbox>
+void expect_close_to_release_events(Inbox& inbox) {
+  const auto push = [&inbox] {
+    Event event = event_of(1);
+    event.parts = parts_with({"data"});
+    std::weak_ptr<void> owner = event.parts[0].owner;
+    inbox.push(std::move(event));
+    return owner;
+  };
+  const auto before = push();
+  EXPECT_FALSE(before.expired());
+  inbox.close();
+  EXPECT_TRUE(before.expired());
+  EXPECT_TRUE(push().expired());
 }
 
 // All threads that wait in receive() return, and what is pushed later is dropped.

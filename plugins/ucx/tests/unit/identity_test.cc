@@ -331,6 +331,22 @@ TEST_F(RawGreetings, ASignedGreetingOpensALinkOnce) {
   send(greeting(4, 300), identity.prove(statement(greeting(4, 300)), kUnknown), "refused");
 }
 
+TEST_F(RawGreetings, AWorkerWithoutCertificatesTakesNoneOfOthers) {
+  Member plain(3, nullptr);
+  plain.learn(*member2.worker, "");
+  RawGreeter to_plain(*plain.worker);
+  wire::Greeting head = greeting(5, 100);
+  head.proof = proof(2, 3);
+  for (const std::string& bytes : {std::string("x"), std::string()}) {
+    const std::string counter = bytes.empty() ? "connections" : "refused";
+    to_plain.send(head, bytes);
+    run(plain, member2, [&] {
+      to_plain.progress();
+      return plain.worker->count(counter) == 1;
+    });
+  }
+}
+
 TEST_F(RawGreetings, AGreetingWithAChangedByteIsRefused) {
   const wire::Greeting right = greeting(5, 100);
   const std::string signed_bytes = identity.prove(statement(right), kUnknown);

@@ -187,6 +187,10 @@ TEST_F(InboxTest, CloseEndsAllThreadsAndDropsEvents) {
   expect_close_to_end_all_threads(inbox);
 }
 
+TEST_F(InboxTest, CloseReleasesTheMemoryOfEvents) {
+  expect_close_to_release_events(inbox);
+}
+
 TEST_F(InboxTest, AWatchedDescriptorIsHandledOnceUntilItIsWatchedAgain) {
   Signal signal;
   inbox.watch(signal.fd(), Inbox::kFirstId + 4);

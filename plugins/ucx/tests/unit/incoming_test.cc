@@ -238,6 +238,20 @@ TEST(Incoming, LimitsThePartsThatArriveBeforeTheirMessage) {
   early(0, 5000);
   early(1, 5000);
   EXPECT_EQ(malformed([&] { early(2, 1); }), "too many parts have arrived before their message");
+  // The sum of all sizes would be 0.
+  EXPECT_EQ(malformed([&] { early(3, SIZE_MAX - 9999); }), "a part of a message has an invalid header");
+}
+
+TEST(Incoming, RefusesMorePartsThanAMessageMayHave) {
+  for (const bool is_one_more : {false, true}) {
+    wire::Message head;
+    head.token = kToken;
+    head.count = static_cast<uint32_t>(wire::kMaxParts + (is_one_more ? 1 : 0));
+    head.in_header = 1;
+    Incoming incoming(kMaxMessage);
+    EXPECT_EQ(malformed([&] { incoming.message(&head, sizeof head, 0); }),
+              is_one_more ? "a message has too many parts" : "the sizes of a message are missing");
+  }
 }
 
 TEST(Incoming, RefusesAPartThatDoesNotHaveItsDeclaredSize) {

@@ -237,6 +237,18 @@ TEST_F(LinksTest, TheEndOfAProcessLosesItsWorkerAtOnce) {
   ::waitpid(child, nullptr, 0);
 }
 
+TEST_F(LinksTest, AProcessThatHasTheIdOfAnEarlierOneIsNotItsWorker) {
+  Credentials of_earlier = credentials(1, 2);
+  of_earlier.process = {::getpid(), start_of(::getpid()) - 1};
+  worker1.transport->learn_address(2, worker2.transport->address(), of_earlier);
+  try {
+    worker1.transport->send(2, parts_with({"x"}), false);
+    ADD_FAILURE() << "it is sent";
+  } catch (const TransportError& error) {
+    EXPECT_STREQ(error.what(), "worker 2 is lost: its process has ended");
+  }
+}
+
 TEST_F(LinksTest, ThreadsMaySendAndReceiveAtTheSameTime) {
   introduce();
   constexpr int kThreads = 3, kMessages = 100;

@@ -45,6 +45,11 @@ TEST(Inbox, CloseEndsAllThreadsAndDropsEvents) {
   expect_close_to_end_all_threads(inbox);
 }
 
+TEST(Inbox, CloseReleasesTheMemoryOfEvents) {
+  Inbox inbox;
+  expect_close_to_release_events(inbox);
+}
+
 TEST(Inbox, AThreadThatWaitsReadsTheSource) {
   Inbox inbox;
   Signal signal;
@@ -129,6 +134,39 @@ TEST(Inbox, AgainReadsTheSourceOnceMoreWithoutItsDescriptor) {
   EXPECT_EQ(event.peer, 3);
 }
 
+TEST(Inbox, AnotherThreadReadsOnWhileOneIsBlockedInAnEvent) {
+  Inbox inbox;
+  Signal signal;
+  uint64_t id = 0;
+  std::atomic<int> reads{0};
+  const auto source = std::make_shared<FunctionSource>([&] {
+    const int number = ++reads;
+    inbox.push(event_of(number));
+    if (number == 1) {
+      inbox.again(id);  // there is more
+    }
+  });
+  id = inbox.add(signal.fd(), source);
+  std::atomic<int> busy{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      Event event;
+      ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
+      ++busy;
+      for (const auto until = limit(); busy < 2 && Clock::now() < until;) {
+        std::this_thread::yield();
+      }
+    });
+  }
+  signal.set();
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(busy, 2);
+  EXPECT_EQ(reads, 2);
+}
+
 TEST(Inbox, ABurstOfOneSourceWakesOtherThreads) {
   Inbox inbox;
   Signal signal;
@@ -146,7 +184,8 @@ TEST(Inbox, ABurstOfOneSourceWakesOtherThreads) {
       Event event;
       ASSERT_EQ(inbox.receive(event, limit()), Received::kEvent);
       ++busy;
-      while (busy < kEvents && Clock::now() < limit()) {  // no other thread takes this one's event
+      // No other thread takes this one's event.
+      for (const auto until = limit(); busy < kEvents && Clock::now() < until;) {
         std::this_thread::yield();
       }
     });
