@@ -134,6 +134,15 @@ TEST_F(CallsTest, AFailedCallEndsWithItsErrorAndIsNoTimeout) {
   EXPECT_EQ(calls.timeouts(), 0U);
 }
 
+TEST_F(CallsTest, AFailureThatComesLaterTakesThePlaceOfTheTimeout) {
+  const uint64_t id = add(call_to(1, milliseconds(1000)));
+  calls.fail_after(kLong, id, "a failure");
+  add(call_to(2, milliseconds(1000)));  // its timeout is later than that of the first call would have been
+  wait_for_late(1);
+  EXPECT_EQ(late[0].peer, 2);
+  EXPECT_TRUE(calls.take(id, 1));
+}
+
 TEST_F(CallsTest, AnAnswerBeforeTheFailureWins) {
   const uint64_t id = add(call_to(1));
   calls.fail_after(kLong, id, "the reason");
@@ -150,6 +159,7 @@ TEST_F(CallsTest, APeerTakesItsOwnCallsWithIt) {
   const uint64_t call_to_2 = add(call_to(2));
   add(call_to(1));
   EXPECT_EQ(calls.take_all(1).size(), 2U);
+  EXPECT_EQ(calls.unanswered_bytes(), 1 + Calls::kCallBytes);
   EXPECT_TRUE(calls.take(call_to_2, 2));
   add(call_to(3));
   EXPECT_EQ(calls.take_all().size(), 1U);
@@ -174,6 +184,13 @@ TEST_F(CallsTest, ACallWaitsForRoomUntilAnAnswer) {
   ASSERT_EQ(future.wait_for(kLimit), std::future_status::ready);
   EXPECT_TRUE(future.get());
   waiting.join();
+}
+
+TEST_F(CallsTest, ACallFitsIfItFillsTheRoomExactly) {
+  add(call_to(1, kLong, 1000));
+  const uint64_t rest = kRoom - 1000 - 2 * Calls::kCallBytes;
+  EXPECT_FALSE(calls.add(calls.next_id(), call_to(1, kShort, rest + 1), Clock::now(), true));
+  EXPECT_TRUE(calls.add(calls.next_id(), call_to(1, kLong, rest), Clock::now(), true));
 }
 
 TEST_F(CallsTest, ACallToAnotherPeerDoesNotWait) {

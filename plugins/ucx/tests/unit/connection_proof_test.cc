@@ -63,6 +63,15 @@ TEST(UsedProofs, ProofsMayArriveSixtyThreeNumbersLate) {
   EXPECT_FALSE(used.use(numbered(1, 100)));
 }
 
+TEST(UsedProofs, EachOfTheLastSixtyFourIsUsedOnce) {
+  UsedProofs used;
+  for (const bool is_first : {true, false}) {
+    for (uint64_t number = 164; number > 100; --number) {
+      EXPECT_EQ(used.use(numbered(1, number)), is_first) << number;
+    }
+  }
+}
+
 TEST(UsedProofs, ALargeStepForgetsNoUsedProof) {
   UsedProofs used;
   EXPECT_TRUE(used.use(numbered(1, 1)));

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <future>
+
 #include "authority.h"
 #include "connection_proof.h"
 #include "rpc_backends_agents/transport.h"
@@ -370,6 +373,31 @@ TEST_F(RawGreetings, GreetingsForOthersAreRefused) {
   send(head, std::string(Identity::kLongest, '\xff'), "refused");
   EXPECT_EQ(member1.worker->count("connections"), 0U);
   send(head, identity.prove(statement(head), kUnknown), "connections");
+}
+
+TEST_F(RawGreetings, AtMostAThousandUnknownProofsWaitForALookup) {
+  std::promise<void> may_end;
+  WorkerOf asked(3, some_settings(), [&, over = may_end.get_future().share()](const std::string&, double) {
+    over.wait();
+    return std::nullopt;
+  });
+  RawGreeter to_asked(asked);
+  constexpr size_t kMost = 1000;
+  for (size_t i = 0; i < kMost + 5; ++i) {
+    wire::Greeting head = greeting(1, 100);
+    std::memcpy(head.proof.data(), &i, sizeof i);
+    to_asked.send(head, "");
+    Event event;
+    EXPECT_FALSE(asked.receive(event, {}));
+    to_asked.progress();
+  }
+  for (const auto until = limit(); asked.count("refused") < 5 && Clock::now() < until;) {
+    Event event;
+    EXPECT_FALSE(asked.receive(event));
+    to_asked.progress();
+  }
+  EXPECT_EQ(asked.count("refused"), 5U);
+  may_end.set_value();
 }
 
 TEST_F(RawGreetings, AFloodOfGreetingsLeavesRoomForMembers) {

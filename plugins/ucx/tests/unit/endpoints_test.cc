@@ -1,0 +1,94 @@
+// What leaves this worker slowly: a peer that makes no progress takes nothing.
+#include "endpoints.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "outbox.h"
+#include "two_workers.h"
+
+namespace rpc_backends::ucx {
+namespace {
+
+struct SilentSource : Inbox::Source {
+  bool progress() override { return false; }
+  bool arm() override { return true; }
+  void on_ready(uint64_t /*id*/) override {}
+  int event_fd() const override { return signal.fd(); }
+  Signal signal;
+};
+
+class ASlowPeer : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { capture_log(false); }
+
+  ASlowPeer() { endpoints.open(2, peer.address(), "no endpoint", endpoint); }
+
+  // Lets UCX work, but not the peer, until `is_over`.
+  template <typename IsOver>
+  void run_until(const IsOver& is_over) {
+    for (const auto until = limit(); !is_over() && Clock::now() < until;) {
+      ucp_worker_progress(worker.get());
+      endpoints.close_due(Clock::time_point::min());
+    }
+    EXPECT_TRUE(is_over());
+  }
+
+  // Sends a message that the peer must fetch.
+  void post(uint64_t number) {
+    auto message = std::make_unique<Outgoing>(parts_with({std::string(100000, 'x')}), 1000);
+    EXPECT_EQ(outbox.post(endpoint, 2, wire::Token{1, 2}, number, std::move(message)), UCS_OK);
+  }
+
+  const Settings settings = [] {
+    Settings made = some_settings();
+    made.rendezvous = 1;
+    return made;
+  }();
+  Context context{settings.config};
+  Worker worker{context}, peer{context};
+  SilentSource source;
+  Counters counters;
+  Inbox inbox{source, std::chrono::microseconds(10), counters};
+  Releaser releaser{"test", 0};
+  Timers timers;
+  DeviceMemory device_memory{context, {}};
+  std::vector<int> closed;
+  Endpoints endpoints{worker, inbox, [](ucp_ep_h, ucs_status_t) {}, [this](int id) { closed.push_back(id); }};
+  Outbox outbox{{settings, counters, inbox, releaser, timers, device_memory}};
+  ucp_ep_h endpoint = nullptr;
+};
+
+TEST_F(ASlowPeer, TheFirstMessageThatIsLeavingIsKnown) {
+  EXPECT_EQ(outbox.first_leaving(2, 4), 4U);
+  post(4);
+  post(5);
+  post(wire::kFirstLarge + 7);
+  EXPECT_EQ(outbox.first_leaving(2, 6), 4U);
+  EXPECT_EQ(outbox.first_leaving(2, wire::kFirstLarge + 8), wire::kFirstLarge + 7);
+  EXPECT_EQ(outbox.first_leaving(3, 6), 6U);
+  endpoints.close(endpoint);
+  run_until([this] { return !outbox.is_leaving() && !endpoints.is_closing(); });
+  EXPECT_EQ(outbox.first_leaving(2, 6), 6U);
+}
+
+TEST_F(ASlowPeer, AnEndpointIsClosedAtItsTimeAlthoughMessagesHaveNotLeft) {
+  post(0);
+  const auto until = Clock::now() + std::chrono::hours(1);
+  endpoints.close_flushed(endpoint, until);
+  EXPECT_EQ(endpoints.peer_of(endpoint), -1);
+  endpoints.close_due(until - std::chrono::milliseconds(1));
+  EXPECT_TRUE(endpoints.is_flushing());
+  EXPECT_TRUE(closed.empty());
+  endpoints.close_due(until);
+  EXPECT_EQ(closed, std::vector<int>{2});
+  endpoints.close_due(until);
+  EXPECT_EQ(closed.size(), 1U);
+  run_until([this] { return !endpoints.is_flushing() && !endpoints.is_closing() && !outbox.is_leaving(); });
+}
+
+}  // namespace
+}  // namespace rpc_backends::ucx
