@@ -43,7 +43,7 @@ ON_NATIVE := packages/inspect plugins/guard plugins/opentelemetry
 PURE := . $(filter-out $(NATIVE) $(ON_NATIVE),$(ALL))
 DISTRIBUTIONS := $(PURE) $(NATIVE) $(ON_NATIVE)
 PYPROJECTS := $(DISTRIBUTIONS:%=%/pyproject.toml)
-NATIVE_FILES := CMakeLists.txt $(NATIVE:%=%/CMakeLists.txt) packages/agents/torch.cmake \
+NATIVE_FILES := CMakeLists.txt CMakePresets.json $(NATIVE:%=%/CMakeLists.txt) packages/agents/torch.cmake \
     $(shell find $(NATIVE:%=%/csrc) $(wildcard packages/*/src/*/include packages/*/src/*/cmake plugins/*/src/*/include) -type f)
 EDITABLE := -e '.[dev,docs]' -r examples/demo/requirements.txt $(patsubst %,-e ./%,$(filter-out .,$(PURE)))
 # What our distributions need to build: tools, and UCX's headers. They are installed with torch, so that a build

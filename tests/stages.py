@@ -6,8 +6,9 @@
     make test AGAIN=1                  # also those that have passed, and that nothing has changed for
     make stages STAGES="ZEROMQ UCX"    # these alone
 
-A stage depends on its files, on the compiled extensions, and on the installed packages. If it passes,
-their fingerprint is kept in ``build/passed``, which a new checkout does not have.
+A stage depends on its files, on the compiled extensions, on the installed packages, and on variables of
+the environment. If it passes, their fingerprint is kept in ``build/passed``, which a new checkout does
+not have. The next run of the stage removes it, and so does a failure.
 
 Two stages run side by side, because one alone often waits. The output of each goes to a file in
 ``build/stages``, and is printed as a whole when the stage ends. One stage alone, or stages with
@@ -24,6 +25,7 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,14 +39,27 @@ OUTPUTS = ROOT / "build/stages"
 _PROGRESS = 60
 
 #: What every suite depends on: all that is installed. These are pathspecs of git.
-INSTALLED = ("pyproject.toml", "src", "packages", "plugins", ":!packages/bench", ":!*/tests/*")
+_PACKAGES = ("pyproject.toml", "src", "packages", "plugins", ":!packages/bench")
+INSTALLED = (*_PACKAGES, ":!packages/*/tests/*", ":!plugins/*/tests/*")
 #: The same for a suite that uses neither ZEROMQ nor UCX.
-ON_TENSORPIPE = (*INSTALLED, ":!plugins/zeromq", ":!plugins/ucx")
+_NO_ENGINES = (":!plugins/zeromq", ":!plugins/ucx")
+ON_TENSORPIPE = (*INSTALLED, *_NO_ENGINES)
 _SUPPORT = ("conftest.py", "tests/conftest.py", "tests/support", "Makefile")
 #: The folders of tests that the tests of packages and plugins do not use.
 _OTHER_TESTS = (
     *("bench", "cli", "conformance", "core", "demo", "docs", "inspect", "installed", "matrix"),
     *("mutation", "processes", "release", "scale", "structure", "torch_suites", "wheelhouse"),
+)
+#: What pytest reads at the root, whatever it runs.
+_CONFIGURATION = (
+    *("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini"),
+    *("setup.cfg", "conftest.py"),
+)
+#: Variables that change what a test does: of pytest and Python, the loader, this project, and libraries.
+_VARIABLES = re.compile(
+    r"PY|LD_|RPC_|TORCH|ATEN_|UCX_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|CUDA_|NCCL_|GLOO_|TP_|OPENSSL_|SSL_"
+    r"|OTEL_|PROMETHEUS|MALLOC_|GLIBC_|[ATUL]SAN_|HYPOTHESIS|COV|MASTER_|LC_|SOAK_"
+    r"|(RANK|LOCAL_RANK|WORLD_SIZE|LANG|TZ|TMPDIR|CI|CC|CXX|C(XX)?FLAGS|LDFLAGS)="
 )
 #: pytest's exit status if no test was selected.
 _NONE_SELECTED = 5
@@ -99,7 +114,14 @@ STAGES = (
     Stage(
         "suite",
         "the conformance suite on correct backends and on broken ones",
-        (*ON_TENSORPIPE, *_SUPPORT, "tests/conformance", "packages/agents/tests", "examples"),
+        (
+            *_PACKAGES,
+            ":!plugins/*/tests/*",
+            *_NO_ENGINES,
+            *_SUPPORT,
+            "tests/conformance",
+            "examples",
+        ),
         ("tests/conformance", "packages/agents/tests", "--durations", "5"),
         "whole_suite",
     ),
@@ -203,6 +225,7 @@ class Run:
         self.stage = stage
         self.minutes = 0.0
         self._output = OUTPUTS / f"{stage.name}.log"
+        self._passed = PASSED / stage.name
         self._command = command
         self._fingerprint = fingerprint
 
@@ -212,6 +235,8 @@ class Run:
         :param shown: whether its output appears as it runs, or when it ends.
         """
         print(f"==> pytest: {self.stage.title}", flush=True)
+        if self._fingerprint:
+            self._passed.unlink(missing_ok=True)
         self._started = time.monotonic()
         self._has_own_group = not shown
         if shown:
@@ -236,13 +261,13 @@ class Run:
         except subprocess.TimeoutExpired:
             return False
         self.minutes = (time.monotonic() - self._started) / 60
-        if (
-            self._process.returncode == 0
-            and self._fingerprint
-            and self._fingerprint == fingerprint(self.stage.files, self._command)
+        if self.has_failed(none_selected=self._fingerprint is not None):
+            self._passed.unlink(missing_ok=True)
+        elif self._fingerprint and self._fingerprint == fingerprint(
+            self.stage.files, self._command
         ):
-            PASSED.mkdir(parents=True, exist_ok=True)
-            (PASSED / self.stage.name).write_text(self._fingerprint)
+            self._passed.parent.mkdir(parents=True, exist_ok=True)
+            self._passed.write_text(self._fingerprint)
         return True
 
     def has_failed(self, *, none_selected: bool) -> bool:
@@ -313,7 +338,9 @@ def fingerprint(files: Sequence[str], command: Iterable[str], root: Path = ROOT)
     if done.returncode:
         return None
     paths = [root / os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
-    paths += root.glob("p*/*/src/*/*.so")
+    paths += (root / name for name in _CONFIGURATION)
+    paths += root.glob("p*/*/src/**/*.so")
+    paths += Path(sysconfig.get_path("platlib")).glob("rpc_*/**/*.so")
     environment = [
         *command,
         *(platform.python_version(), platform.platform(), str(os.geteuid())),
@@ -321,14 +348,12 @@ def fingerprint(files: Sequence[str], command: Iterable[str], root: Path = ROOT)
             f"{distribution.name} {distribution.version}"
             for distribution in metadata.distributions()
         ),
-        *sorted(
-            f"{k}={v}" for k, v in os.environ.items() if k.startswith(("RPC_BACKENDS_", "TORCH"))
-        ),
+        *filter(_VARIABLES.match, sorted(f"{k}={v}" for k, v in os.environ.items())),
     ]
     total = hashlib.sha256("\0".join(environment).encode())
     for path in sorted(set(paths)):
         if path.is_file():
-            total.update(f"{path.relative_to(root)}\0".encode())
+            total.update(f"{os.path.relpath(path, root)}\0".encode())
             total.update(hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()
 

@@ -3,11 +3,11 @@
 ::
 
     make tidy      # all files
-    make lint      # those that differ from the last commit
+    make lint      # those that differ from the last commit, or include a header that does
 
 The result for a file depends on the file, the headers of this project that it includes, its compile
-command, `.clang-tidy`, and the versions of clang-tidy, pybind11 and torch. Fingerprints of files that
-passed are kept in ``build/tidy``.
+command, `.clang-tidy`, and the versions of clang-tidy, pybind11, torch and UCX. Fingerprints of files
+that passed are kept in ``build/tidy``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import functools
 import hashlib
 import json
 import os
+import posixpath
 import re
 import subprocess
 import sys
@@ -27,8 +28,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 COMMANDS = ROOT / "build/cpp/release/compile_commands.json"
 PASSED = ROOT / "build/tidy"
+_VERSIONS = ("clang-tidy", "pybind11", "torch", "libucx-cu12")
 
-_INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
+_INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)', re.M)
 
 
 def main() -> int:
@@ -36,13 +38,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make tidy")
     parser.add_argument("--changed", action="store_true", help="only what the last commit lacks")
     given = parser.parse_args()
-    stems = _changed() if given.changed else None
-    if stems is not None and not stems:
+    changed = _changed() if given.changed else None
+    if changed is not None and not changed:
         return 0
     keys = {
         file: fingerprint(file, command)
         for file, command in sources().items()
-        if stems is None or file.with_suffix("") in stems
+        if changed is None or _with_headers(file) & changed
     }
     waiting = [(file, key) for file, key in keys.items() if not (PASSED / key).exists()]
     PASSED.mkdir(parents=True, exist_ok=True)
@@ -56,18 +58,17 @@ def main() -> int:
 def sources() -> dict[Path, str]:
     """Return the files of this project's C++, each with its compile command; no tests."""
     entries = json.loads(COMMANDS.read_text())
-    folders = [*ROOT.glob("p*/*/csrc")]
+    folders = _folders()
     return {
         Path(entry["file"]): entry["command"]
         for entry in entries
-        if Path(entry["file"]).suffix == ".cpp"
-        and any(Path(entry["file"]).is_relative_to(folder) for folder in folders)
+        if any(Path(entry["file"]).is_relative_to(folder) for folder in folders)
     }
 
 
 def fingerprint(file: Path, command: str) -> str:
     """Return a hash of what the result for a file depends on."""
-    versions = [f"{name} {metadata.version(name)}" for name in ("clang-tidy", "pybind11", "torch")]
+    versions = [f"{name} {metadata.version(name)}" for name in _VERSIONS]
     total = hashlib.sha256("\0".join([command, *versions]).encode())
     for path in (ROOT / ".clang-tidy", *sorted(_with_headers(file))):
         total.update(f"{path.relative_to(ROOT)}\0".encode())
@@ -86,17 +87,29 @@ def _with_headers(file: Path) -> set[Path]:
         reached.add(path)
         for name in _INCLUDE.findall(path.read_text()):
             # A name may fit headers of several packages; all of them count.
-            waiting += [header for header in _headers() if f"/{header}".endswith(f"/{name}")]
+            waiting += [
+                header
+                for header in _files().get(Path(name).name, ())
+                if str(header).endswith(f"/{posixpath.normpath(name).lstrip('./')}")
+            ]
     return reached
 
 
+def _folders() -> list[Path]:
+    return [*ROOT.glob("p*/*/csrc"), *ROOT.glob("p*/*/src/*/include")]
+
+
 @functools.cache
-def _headers() -> list[Path]:
-    return [*ROOT.glob("p*/*/csrc/**/*.h"), *ROOT.glob("p*/*/src/*/include/**/*.h")]
+def _files() -> dict[str, list[Path]]:
+    """Return the files that may be included, by the last part of their names."""
+    files: dict[str, list[Path]] = {}
+    for path in (path for folder in _folders() for path in folder.rglob("*") if path.is_file()):
+        files.setdefault(path.name, []).append(path)
+    return files
 
 
 def _changed() -> set[Path]:
-    """Return the C++ files that differ from the last commit, without their suffixes."""
+    """Return the files that differ from the last commit."""
     listed = ["git", "ls-files", "-z", "--modified", "--others", "--exclude-standard"]
     staged = ["git", "diff", "-z", "--name-only", "--cached"]
     names = [
@@ -106,7 +119,7 @@ def _changed() -> set[Path]:
             command, cwd=ROOT, capture_output=True, check=False
         ).stdout.split(b"\0")
     ]
-    return {ROOT / Path(name).with_suffix("") for name in names if name.endswith((".cpp", ".h"))}
+    return {ROOT / name for name in names if name}
 
 
 def _processors() -> int:

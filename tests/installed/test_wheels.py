@@ -83,7 +83,7 @@ def test_an_sdist_contains_all_sources(distribution: str, tmp_path: Path) -> Non
     files = [
         *folder.glob("csrc/**/*.c*"),
         *folder.glob("csrc/**/*.h"),
-        *folder.glob("src/**/*.h"),
+        *folder.glob("src/*/include/**/*.*"),
     ]
     with tarfile.open(build_sdist(folder, tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

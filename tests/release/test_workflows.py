@@ -56,9 +56,31 @@ def test_a_release_contains_the_openssl_whose_hash_is_pinned() -> None:
 def test_workflows_run_targets_of_the_makefile() -> None:
     targets = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     text = "".join(path.read_text() for path in WORKFLOWS.values())
-    used = re.findall(r"\bmake ([a-z-]+)", text)
+    lines = re.findall(r"\bmake ((?:[a-z-]+ ?)+)", text)
+    assert lines
+    assert set(" ".join(lines).split()) <= set(targets)
+
+
+def test_workflows_use_actions_that_exist() -> None:
+    used = re.findall(r"uses: (\./\S+)", "".join(path.read_text() for path in WORKFLOWS.values()))
     assert used
-    assert set(used) <= set(targets)
+    assert all((ROOT / action / "action.yml").exists() for action in used)
+
+
+def test_a_job_that_runs_make_installs_what_cpp_is_built_with() -> None:
+    for name in WORKFLOWS:
+        for job, settings in jobs(name).items():
+            steps = [step.get("uses", step.get("run", "")) for step in settings["steps"]]
+            if "container" not in settings and any(step.startswith("make ") for step in steps):
+                assert "./.github/actions/set-up" in steps, f"{name}: {job}"
+    needed = re.findall(r"needed\+=\((\S+)\)", (ROOT / ".ci/run").read_text())
+    action = (ROOT / ".github/actions/set-up/action.yml").read_text()
+    assert {"g++", *re.findall(r"\blib(?!clang)\S+-dev\b", action)} == set(needed)
+
+
+def test_ci_tests_and_fuzzes_the_cpp() -> None:
+    text = WORKFLOWS["ci"].read_text()
+    assert re.findall(r"make (test-cpp.*|fuzz.*)", text) == ["test-cpp test-cpp-sanitized", "fuzz"]
 
 
 def test_the_jobs_of_ci_run_all_stages() -> None:

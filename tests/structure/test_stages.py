@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +34,13 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-@pytest.mark.parametrize("changed", ["src/a.py", "src/new.py", "plugins/x/src/x/_native.so"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *("src/a.py", "src/new.py", "plugins/x/src/x/builds/torch/_C.so"),
+        *("pytest.toml", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "conftest.py"),
+    ],
+)
 def test_a_changed_file_changes_the_fingerprint(checkout: Path, changed: str) -> None:
     before = stages.fingerprint(FILES, [], checkout)
     write(checkout / changed, "2")
@@ -55,14 +63,55 @@ def test_a_removed_file_changes_the_fingerprint(checkout: Path) -> None:
     assert stages.fingerprint(FILES, [], checkout) != before
 
 
-def test_another_command_or_variable_changes_the_fingerprint(
+def test_a_recompiled_extension_changes_the_fingerprint(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    site = checkout.parent / "site-packages"
+    monkeypatch.setattr(stages.sysconfig, "get_path", lambda name: str(site))
+    before = stages.fingerprint(FILES, [], checkout)
+    write(site / "rpc_backend_ucx/_native.so", "2")
+
+    assert stages.fingerprint(FILES, [], checkout) != before
+
+
+def test_the_installed_extensions_are_where_the_fingerprint_looks() -> None:
+    spec = importlib.util.find_spec("rpc_backend_ucx._native")
+
+    assert spec
+    assert spec.origin
+    assert Path(spec.origin) in Path(sysconfig.get_path("platlib")).glob("rpc_*/**/*.so")
+
+
+def test_another_command_changes_the_fingerprint(checkout: Path) -> None:
     before = stages.fingerprint(FILES, ["pytest"], checkout)
 
     assert stages.fingerprint(FILES, ["pytest", "-x"], checkout) != before
-    monkeypatch.setenv("RPC_BACKENDS_DENY", "X")
-    assert stages.fingerprint(FILES, ["pytest"], checkout) != before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PYTEST_ADDOPTS", "PYTHONPATH", "LD_PRELOAD", "RPC_BACKENDS_DENY", "UCX_TLS"),
+        *("OMP_NUM_THREADS", "TORCH_LOGS", "CUDA_VISIBLE_DEVICES", "CXX", "LANG"),
+    ],
+)
+def test_another_variable_changes_the_fingerprint(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before = stages.fingerprint(FILES, [], checkout)
+    monkeypatch.setenv(name, "X")
+
+    assert stages.fingerprint(FILES, [], checkout) != before
+
+
+def test_variables_of_a_terminal_do_not_change_the_fingerprint(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = stages.fingerprint(FILES, [], checkout)
+    monkeypatch.setenv("WINDOWID", "X")
+    monkeypatch.setenv("COLUMNS", "9")
+
+    assert stages.fingerprint(FILES, [], checkout) == before
 
 
 def test_without_git_every_stage_runs(tmp_path: Path) -> None:
@@ -81,13 +130,35 @@ def test_a_stage_without_a_record_has_not_passed(
     assert not stages.has_passed("core", "abd")
 
 
-def test_packages_and_plugins_use_no_tests_of_other_folders() -> None:
-    others = "|".join(set(stages._OTHER_TESTS) - {"inspect"})  # a module of Python, too
-    uses = re.compile(rf"^\s*(from|import) ({others})\b|tests[/.\"', ]+({others})\b", re.MULTILINE)
-    files = [*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")]
+def listed(*pathspecs: str) -> set[str]:
+    """Return the files that git knows, and the new ones."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *pathspecs]
+    return set(subprocess.check_output(command, cwd=ROOT, text=True).splitlines())
 
-    assert files
-    assert [str(file) for file in files if uses.search(file.read_text())] == []
+
+@pytest.mark.parametrize("stage", stages.STAGES, ids=lambda stage: stage.name)
+def test_a_stage_depends_on_the_tests_that_it_runs(stage: stages.Stage) -> None:
+    run = {name for name in stage.arguments if (ROOT / name).is_dir()}
+
+    assert {file for name in run for file in listed(name)} <= listed(*stage.files)
+
+
+@pytest.mark.parametrize("stage", stages.STAGES, ids=lambda stage: stage.name)
+def test_a_stage_depends_on_the_folders_of_tests_that_its_files_use(stage: stages.Stage) -> None:
+    folders = {file.split("/")[1] for file in listed("tests/*/*.py")}
+    files = listed(*stage.files)
+    others = folders - {file.split("/")[1] for file in files if file.startswith("tests/")}
+    names = "|".join(others) or "(?!)"
+    # `inspect` is a module of Python, too.
+    uses = re.compile(
+        rf"^\s*(from|import) (?!inspect\b)({names})\b|\btests(/|\W+\")({names})\b", re.MULTILINE
+    )
+    tests = [
+        file for file in files if re.match(r"(p\w+/\w+/tests/|tests/\w+/|conftest).*\.py$", file)
+    ]
+
+    assert tests
+    assert [file for file in tests if uses.search((ROOT / file).read_text())] == []
 
 
 def test_every_folder_of_tests_is_in_a_stage() -> None:
@@ -106,9 +177,56 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     signal.signal(signal.SIGTERM, before)
 
 
-def a_run(name: str, code: str) -> stages.Run:
-    stage = stages.Stage(name, f"the stage {name}", (), ())
-    return stages.Run(stage, [sys.executable, "-c", code], None)
+def a_run(name: str, code: str, *, recorded: bool = False) -> stages.Run:
+    stage = stages.Stage(name, f"the stage {name}", ("tests/structure",), ())
+    command = [sys.executable, "-c", code]
+    return stages.Run(
+        stage, command, stages.fingerprint(stage.files, command) if recorded else None
+    )
+
+
+def run_alone(run: stages.Run) -> None:
+    run.start(shown=True)
+    run.wait()
+
+
+def test_a_stage_that_passes_is_recorded(outputs: Path) -> None:
+    run_alone(a_run("a", "", recorded=True))
+
+    assert (outputs / "passed/a").exists()
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["stage", "with arguments"])
+def test_a_failure_removes_the_record(outputs: Path, recorded: bool) -> None:
+    write(outputs / "passed/a", "before")
+
+    run_alone(a_run("a", "raise SystemExit(1)", recorded=recorded))
+
+    assert not (outputs / "passed/a").exists()
+
+
+def test_an_interrupted_run_removes_the_record(outputs: Path) -> None:
+    write(outputs / "passed/a", "before")
+    run = a_run("a", "input()", recorded=True)
+
+    run.start(shown=False)
+    run.end()
+
+    assert not (outputs / "passed/a").exists()
+
+
+def test_some_passing_tests_of_a_stage_keep_its_record(outputs: Path) -> None:
+    write(outputs / "passed/a", "before")
+
+    run_alone(a_run("a", ""))
+
+    assert (outputs / "passed/a").read_text() == "before"
+
+
+def test_a_stage_without_tests_is_not_recorded(outputs: Path) -> None:
+    run_alone(a_run("a", "raise SystemExit(5)", recorded=True))
+
+    assert not (outputs / "passed/a").exists()
 
 
 #: Writes a file, and waits for that of the other stage.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
+from pathlib import Path
 
-from structure.imports import ROOT
-
+ROOT = Path(__file__).parents[2]
 SOURCES = [ROOT / "src", *ROOT.glob("packages/*/src"), *ROOT.glob("plugins/*/src")]
 
 

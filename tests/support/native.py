@@ -1,7 +1,8 @@
 """Compile extensions in C++ once, for the editable install and for the wheels that tests install.
 
 ``build/native`` keeps the compiler's output under a hash of its input: the sources of the distribution,
-the headers of the others, and the versions of Python, pybind11 and, for the agents, torch.
+what the others share, the compiler with its flags, and the versions of Python and of what is compiled
+against.
 :func:`prebuilt` makes wheels from it.
 CMake builds all distributions in one folder, which the unit tests in C++ use too.
 The Makefile runs this file, which therefore needs only the standard library, CMake and torch.
@@ -56,7 +57,11 @@ def _build(folders: Sequence[Path]) -> None:
     print(f"==> compiling {' '.join(names)}", file=sys.stderr, flush=True)
     shutil.rmtree(_MODULES, ignore_errors=True)  # extensions for another Python
     _run_quietly(
-        ["cmake", "-Wno-deprecated", "--preset", "release", f"-DPython_EXECUTABLE={sys.executable}"]
+        # Fresh, because CMake keeps the compiler and the flags of the first run.
+        [
+            *("cmake", "--fresh", "-Wno-deprecated", "--preset", "release"),
+            f"-DPython_EXECUTABLE={sys.executable}",
+        ]
     )
     _run_quietly(
         [
@@ -101,15 +106,26 @@ def prebuilt(*folders: Path) -> Iterator[dict[str, str]]:
         yield {"SKBUILD_CMAKE_DEFINE": f"RPC_BACKENDS_PREBUILT={place}"}
 
 
+def inputs(folder: Path) -> list[Path]:
+    """Return the files that the extensions of a distribution are compiled from, headers included."""
+    places = [folder / "csrc", *ROOT.glob("p*/*/src/*/include"), *ROOT.glob("p*/*/src/*/cmake")]
+    build = [ROOT / "CMakeLists.txt", ROOT / "CMakePresets.json", folder / "CMakeLists.txt"]
+    files = (path for place in places for path in place.rglob("*") if path.is_file())
+    return sorted({*build, *folder.glob("torch.cmake"), *files})
+
+
 def _hash(folder: Path) -> str:
-    shared = [*ROOT.glob("p*/*/src/*/include/**/*.h"), *ROOT.glob("p*/*/src/*/cmake/*")]
-    torch = [*folder.glob("torch.cmake")]  # of the agents; all others are compiled without torch
-    sources = {folder / "CMakeLists.txt", *torch, *shared, *(folder / "csrc").rglob("*")}
-    used = ("pybind11", "torch") if torch else ("pybind11",)
+    used = ["pybind11"]
+    if (folder / "torch.cmake").exists():  # only the agents are compiled for a torch
+        used.append("torch")
+    if folder.name == "ucx":
+        used.append("libucx-cu12")
     versions = " ".join(metadata.version(name) for name in used)
     platform = f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
-    digest = hashlib.sha256(f"{versions} {platform}".encode())
-    for source in sorted(path for path in sources if path.is_file()):
+    flags = " ".join(os.environ.get(name, "") for name in ("CXX", "CXXFLAGS", "LDFLAGS"))
+    compiler = subprocess.check_output([os.environ.get("CXX") or "c++", "--version"], text=True)
+    digest = hashlib.sha256("\0".join((versions, platform, flags, compiler)).encode())
+    for source in inputs(folder):
         digest.update(f"\n{source.relative_to(ROOT)}\n".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
