@@ -270,6 +270,18 @@ class DeclaredOptions(RpcBackendOptions):
         )
 
     @classmethod
+    def options_in_words(cls) -> dict[str, dict[str, str | None]]:
+        """Return the default, the valid values and the variable of each option, for `show`."""
+        return {
+            name: {
+                "default": option.default_in_words,
+                "values": option.kind.values,
+                "variable": option.variable,
+            }
+            for name, option in cls.DECLARED.items()
+        }
+
+    @classmethod
     def variables(cls) -> dict[str, str]:
         """Return each environment variable with its meaning."""
         return {
