@@ -235,7 +235,7 @@ NO_READ: Kind[Any] = Kind(lambda _checks, _name, value: value, "anything")
         ({"x": variable_option(also="UCX_TLS")}, "x: also='UCX_TLS' is no tuple of variables"),
         (
             {"x": variable_option(also=("RPC_BACKENDS_BAD_SECRET",))},
-            "x: also has RPC_BACKENDS_BAD_SECRET, the variable of secret",
+            "x: also has RPC_BACKENDS_BAD_SECRET, which secret uses; leave it out",
         ),
         (
             {"x": variable_option(), "X": variable_option()},

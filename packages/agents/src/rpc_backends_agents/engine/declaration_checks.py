@@ -98,8 +98,9 @@ def _between_options(options: list[Option[Any, Any]]) -> _Mistakes:
                 yield option.name, f"the option {first} uses {key} already; choose another name"
     for option in options:
         for variable in option.also:
-            if variable in variables:
-                yield option.name, f"also has {variable}, the variable of {variables[variable]}"
+            user = variables.get(variable)
+            if user:
+                yield option.name, f"also has {variable}, which {user} uses; leave it out"
 
 
 def _is_keyword(name: object) -> bool:
