@@ -50,7 +50,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"rpc_backends_(cli|processes|testing)\.\w+\..*|rpc_backends_core\._.*"),
     (
         r"py:class",
-        r"rpc_backends_agents\.engine\.(\w+\.[A-Z]|\w+\.(Options|Record|Identity)|secret|sealed|host)(\..*)?",
+        r"rpc_backends_agents\.engine\.(\w+\.([A-Z]|T_co|OptionChecks|Options|Record|Identity)|secret|sealed|host)(\..*)?",
     ),
     (r"py:class", r"rpc_backends_agents\.(TransportAgent|interception\..*|_C\..*|addressing\..*)"),
 ]

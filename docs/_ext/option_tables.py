@@ -27,7 +27,7 @@ def readme_table(options_type: type[DeclaredOptions]) -> str:
             f"`{option.name}`",
             f"`{option.variable.removeprefix(prefix)}`" if option.variable else "",
             _text(option.kind.values),
-            _default(option),
+            _text(option.default_in_words),
             _text(option.meaning),
         ]
         for option in _ordered(options_type)
@@ -39,7 +39,11 @@ def reference_table(options_type: type[DeclaredOptions]) -> str:
     """Return the two tables of the reference page: options with a variable, and the others."""
     variables, others = [], []
     for option in _ordered(options_type):
-        cells = [_text(option.kind.values), _default(option), f"{_text(option.meaning)}."]
+        cells = [
+            _text(option.kind.values),
+            _text(option.default_in_words),
+            f"{_text(option.meaning)}.",
+        ]
         if option.variable:
             variables.append([f"`{option.variable}`", *cells])
         else:
@@ -87,19 +91,6 @@ def _ordered(options_type: type[DeclaredOptions]) -> list[Option[Any, Any]]:
             option.variable is None and option.name in shared,
         ),
     )
-
-
-def _default(option: Option[Any, Any]) -> str:
-    value = option.default
-    if option.default_text is not None:
-        return _text(option.default_text)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int) and value >= 1 << 30:
-        return f"{value >> 30} GiB"
-    if isinstance(value, int | float):
-        return f"{value:g}"
-    return "none" if value is None else f"`{value}`"
 
 
 def _text(text: str) -> str:

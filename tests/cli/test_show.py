@@ -28,7 +28,35 @@ def test_a_backend_is_shown_with_options_and_origin(command: Any) -> None:
         "default": "16",
         "meaning": "number of threads that execute requests",
         "declared_by": "handler",
+        "values": None,
+        "variable": None,
     }
+
+
+def test_options_of_an_engine_have_limits_variable_and_real_default(command: Any) -> None:
+    text, page = command("show", "UCX").stdout, command("show", "UCX", "--json").json
+
+    options = {option["name"]: option for option in page["options"]}
+    keys = ("default", "values", "variable")
+    assert [options["poll_time"][key] for key in keys] == [
+        "0.0001",
+        "seconds, from 0 to 10",
+        "RPC_BACKENDS_UCX_POLL_TIME",
+    ]
+    assert [options["transports"][key] for key in keys[:2]] == [
+        "self,posix,cma",
+        "names with commas between them",
+    ]
+    assert [options["max_message_bytes"][key] for key in keys] == [
+        "16 GiB",
+        "an integer, from 1 to 2**61",
+        None,
+    ]
+    words = " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    for option in options.values():
+        variable = f" variable {option['variable']}" if option["variable"] else ""
+        assert f" {option['name']} {option['default']} {option['values']}{variable} " in words
 
 
 def test_the_page_has_what_the_json_has(command: Any) -> None:
@@ -58,6 +86,10 @@ def test_options_come_from_the_options_type_if_needed(command: Any) -> None:
             def __init__(self, *, birds: int = 3, loft: str, **base):
                 super().__init__(**base)
 
+            @classmethod
+            def options_in_words(cls):
+                return {"birds": {"values": "``birds``, from 1 to 9", "variable": "BIRDS"}}
+
         def construct(rpc_timeout, init_method, grain: float = 0.5, **more):
             '''Construct.
 
@@ -77,9 +109,9 @@ def test_options_come_from_the_options_type_if_needed(command: Any) -> None:
     page = command("show", "PIGEON", "--json").json
 
     assert [tuple(option.values()) for option in page["options"][2:]] == [
-        ("grain", "float", "0.5", "kilograms of wheat, for each bird", "handler"),
-        ("birds", "int", "3", "", "options type"),
-        ("loft", "str", None, "", "options type"),
+        ("grain", "float", "0.5", "kilograms of wheat, for each bird", "handler", None, None),
+        ("birds", "int", "3", "", "options type", "birds, from 1 to 9", "BIRDS"),
+        ("loft", "str", None, "", "options type", None, None),
     ]
     assert page["capabilities"] == {"carrier": ""}
     assert page["options_type"] == "rpc_backend_pigeon.Options"

@@ -54,13 +54,17 @@ def proof(sender: int, receiver: int) -> bytes:
     return bytes([sender, receiver]) * 16
 
 
-def config_of(*, trusted: bool) -> list[tuple[str, str]]:
-    """Return UCX's settings for shared memory, or for TCP on a trusted network."""
+def worker_settings(*, trusted: bool) -> dict[str, Any]:
+    """Return what C++ gets by default, for shared memory, or for TCP on a trusted network."""
     # This imports torch, which the processes that the tests start do not need.
     from rpc_backend_ucx.settings import settings_of
 
     environ = {"RPC_BACKENDS_UCX_TRUSTED_NETWORK": "1", "UCX_TLS": "tcp"} if trusted else {}
-    return settings_of(None, environ).config(watches_processes=processes.can_watch())
+    settings = settings_of(None, environ)
+    return {
+        "config": settings.config(watches_processes=processes.can_watch()),
+        **settings.native,
+    }
 
 
 def transport(
@@ -68,21 +72,12 @@ def transport(
 ) -> Any:
     """Make a transport and start it.
 
-    :param trusted: use TCP, see :func:`config_of`; unless ``config`` is among the settings.
+    :param trusted: use TCP, see :func:`worker_settings`; unless ``config`` is among the settings.
     :param key: with which the workers prove themselves on TCP connections.
     """
     if "config" not in settings:
-        settings["config"] = config_of(trusted=trusted)
-    made = native().Transport(
-        **{
-            "max_message": 1 << 30,
-            "poll_time": 1e-4,
-            "handshake_timeout": TIMEOUT,
-            "rendezvous": 0,
-            "device_memory": {},
-            **settings,
-        }
-    )
+        settings = {**worker_settings(trusted=trusted), **settings}
+    made = native().Transport(**{"handshake_timeout": TIMEOUT, "rendezvous": 0, **settings})
     made.start(worker, key)
     return made
 
@@ -133,7 +128,7 @@ sys.path.insert(0, sys.argv[1])
 from support.ucx_transports import learn, transport
 from rpc_backend_ucx.processes import this_process
 number = int(sys.argv[3])
-me = transport(number, config=[tuple(pair) for pair in json.loads(sys.argv[2])])
+me = transport(number, **json.loads(sys.argv[2]))
 mine = this_process()
 print(me.address().hex(), mine.pid, mine.start, flush=True)
 learn(me, number, 0, bytes.fromhex(sys.stdin.readline()))
@@ -159,9 +154,9 @@ class Echo:
         self, me: Any, *, media: str = "shm", watched: bool = True, number: int = 1
     ) -> None:
         here = str(Path(__file__).parents[1])
-        config = json.dumps(config_of(trusted=media == "tcp"))
+        settings = json.dumps(worker_settings(trusted=media == "tcp"))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _ECHO, here, config, str(number)],
+            [sys.executable, "-c", _ECHO, here, settings, str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

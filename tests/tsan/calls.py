@@ -28,6 +28,7 @@ import test_thread_pool  # noqa: E402
 import torch  # noqa: E402
 from torch.distributed import rpc  # noqa: E402
 
+from rpc_backend_zeromq import ZeroMQRpcBackendOptions  # noqa: E402
 from rpc_backend_zeromq._native import Transport, make_keys  # noqa: E402
 from rpc_backends_agents.transports.sockets import SocketTransport  # noqa: E402
 
@@ -102,11 +103,9 @@ def zeromq(encrypted: bool) -> Any:
     transport = Transport(
         public_key=public,
         secret_key=secret,
-        max_message=1 << 30,
-        heartbeat=1,
-        heartbeat_timeout=20,
         handshake_timeout=20,
         on_unknown_key=lambda key, _: keys.get(key),
+        **ZeroMQRpcBackendOptions(heartbeat=1, heartbeat_timeout=20).native({}),
     )
     number = len(keys) % 2
     if public is not None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
 from torch.distributed.rpc import RpcBackendOptions
 
 from rpc_backends_agents.engine import (
+    INTEGER,
+    PATH,
     YES_OR_NO,
+    DeclaredOptions,
     EngineOptions,
+    GuardedOptions,
+    Kind,
     Option,
     VariableOption,
     construct_handler,
+    integer,
     seconds,
 )
 from rpc_backends_core.spi import SettingError
@@ -132,3 +139,136 @@ def test_only_torchs_two_options_can_be_changed() -> None:
     assert options.rpc_timeout == 5
     with pytest.raises(AttributeError, match="limit cannot be changed on existing MADE_UP options"):
         options.limit = 3
+
+
+def test_a_subclass_may_change_a_default() -> None:
+    class Patient(Options):
+        rpc_timeout: float = Option(
+            EngineOptions.DECLARED["rpc_timeout"].kind, default=90.0, meaning="seconds for a call"
+        )  # type: ignore[assignment]
+        limit: Option[float, int | float] = Option(
+            Options.limit.kind, default=9, meaning="seconds that a peer may take"
+        )
+
+    assert (Patient().rpc_timeout, Patient().limit, Options().limit) == (90, 9, 2)
+
+
+def test_an_integer_may_come_from_a_variable() -> None:
+    class Sized(EngineOptions):
+        BACKEND = "SIZED"
+        size: VariableOption[int] = VariableOption(INTEGER, default=7, meaning="its size")
+
+    variable = Sized.size.variable
+    assert [Sized.size.resolve(None, {variable: text}) for text in ("", "3")] == [7, 3]
+    for text in ("0", "1.5", "-1", "1_0", str(2**62)):
+        with pytest.raises(
+            SettingError, match=f"{variable}='{text}' is not an integer from 1 to 2"
+        ):
+            Sized.size.resolve(None, {variable: text})
+
+
+def test_the_default_of_a_variable_is_what_its_kind_makes_of_it() -> None:
+    def check(_checks: Any, _name: str, value: Any) -> tuple[str, ...]:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    class Named(EngineOptions):
+        BACKEND = "NAMED"
+        names: VariableOption[tuple[str, ...], str] = VariableOption(
+            Kind(check, "names", lambda _variable, text: tuple(text.split(","))),
+            default="a,b",
+            meaning="its names",
+        )
+
+    assert Named.names.resolve(None, {}) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"), [(seconds, "seconds(5, 1) has no value"), (integer, "integer(5, 1) has no")]
+)
+def test_limits_of_a_kind_are_in_order(make: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make(5, 1)
+
+
+def option(kind: Any = INTEGER, default: Any = 1, meaning: Any = "its size", **more: Any) -> Any:
+    return Option(kind, default=default, meaning=meaning, **more)
+
+
+def variable_option(kind: Any = INTEGER, default: Any = None, **more: Any) -> Any:
+    return VariableOption(kind, default=default, meaning="its size", **more)
+
+
+NO_READ: Kind[Any] = Kind(lambda _checks, _name, value: value, "anything")
+
+
+@pytest.mark.parametrize(
+    ("declared", "text"),
+    [
+        (
+            {"x": option(default=0)},
+            "x: default=0 is out of range; BAD needs an integer from 1 to 2",
+        ),
+        (
+            {"x": option(seconds(0, 5), 99.0)},
+            "x: default=99.0 is out of range; BAD needs 0 to 5 sec",
+        ),
+        ({"x": variable_option(seconds(0, 5), 99.0)}, "x: default=99.0 is out of range"),
+        ({"x": option(default="1")}, "x: default='1' is of type str; BAD needs an int"),
+        ({"x": option(default=None)}, "x: default=None is of type NoneType"),
+        (
+            {"x": option(NO_READ, [])},
+            "x: all instances would share default=[]; use None or a tuple",
+        ),
+        ({"x": option(kind=int)}, "x: <class 'int'> is not a Kind; use one such as INTEGER"),
+        ({"x": option(meaning="")}, "x: the meaning, '', must be a text without a full stop"),
+        ({"x": option(meaning="Size.")}, "x: the meaning, 'Size.', must be"),
+        ({"x": option(Kind(INTEGER.check, ""))}, "x: the kind's values, '', must be"),
+        ({"x": variable_option(NO_READ)}, "x: its kind cannot read a variable; give it a read"),
+        ({"x": option(native="a b")}, "x: native='a b' is no keyword; use True, or the name"),
+        ({"x": option(native="")}, "x: native='' is no keyword"),
+        ({"x": option(native="max_message")}, "x: the option max_message_bytes uses max_message"),
+        (
+            {"x": option(native="n"), "n": option(native=True)},
+            "n: the option x uses n already; choose another name",
+        ),
+        ({"x": variable_option(also=("not a var",))}, "x: also=('not a var',) is no tuple of var"),
+        ({"x": variable_option(also="UCX_TLS")}, "x: also='UCX_TLS' is no tuple of variables"),
+        (
+            {"x": variable_option(also=("RPC_BACKENDS_BAD_SECRET",))},
+            "x: also has RPC_BACKENDS_BAD_SECRET, which secret uses; leave it out",
+        ),
+        (
+            {"x": variable_option(), "X": variable_option()},
+            "X: the option x uses RPC_BACKENDS_BAD_X",
+        ),
+        ({"native": option()}, "native: GuardedOptions uses this name for something else; choose"),
+        (
+            {"set_devices": option()},
+            "set_devices: GuardedOptions uses this name for something else",
+        ),
+        ({"secret": option()}, "secret: GuardedOptions uses this name for something else"),
+        ({"secret": variable_option(PATH)}, "secret: GuardedOptions has this option with another"),
+        ({"_x": option()}, "_x: a program cannot pass an option of this name"),
+        ({"self": option()}, "self: a program cannot pass an option of this name"),
+        (
+            {"BACKEND": ""},
+            "BACKEND: '' is not the name of a backend; set the name, or pass base=True",
+        ),
+        (
+            {"x": option(), "__annotations__": {}},
+            "x: the annotation is missing; write x: Option[TYPE]",
+        ),
+    ],
+)
+def test_a_wrong_declaration_is_an_error_of_the_class(declared: dict[str, Any], text: str) -> None:
+    names = dict.fromkeys(declared, "Option[int]")
+
+    with pytest.raises(TypeError, match=re.escape(f"Bad.{text}")):
+        type("Bad", (GuardedOptions,), {"BACKEND": "BAD", "__annotations__": names, **declared})
+
+
+def test_options_need_those_of_torch() -> None:
+    with pytest.raises(
+        TypeError, match=r"Bad\.rpc_timeout: the option is missing; derive the class"
+    ):
+        type("Bad", (DeclaredOptions,), {"BACKEND": "BAD"})

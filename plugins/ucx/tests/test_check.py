@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
-from rpc_backend_ucx.check import check
+import pytest
+
+from rpc_backend_ucx.check import check, transports_between_two
+from rpc_backend_ucx.settings import settings_of
 from rpc_backends_cli import Finding
 
 P = "RPC_BACKENDS_UCX_"
@@ -59,3 +63,11 @@ def test_settings_that_would_fail_a_start_are_problems() -> None:
         f"did you mean {P}TRANSPORTS?"
         in findings_of({f"{P}TRANSPORT": "tcp"})[f"{P}TRANSPORT"].text
     )
+
+
+def test_two_workers_get_every_native_option() -> None:
+    settings = settings_of(None, {})
+    one_more = dataclasses.replace(settings, native={**settings.native, "made_up": 1})
+
+    with pytest.raises(TypeError, match="made_up"):
+        transports_between_two(one_more)

@@ -87,7 +87,7 @@ def run_exhausted(code: str) -> str:
 def test_a_refusal_without_descriptors_is_logged() -> None:
     output = run_exhausted(
         """
-        from rpc_backends_agents.engine.refusals import Refusals
+        from rpc_backends_agents.engine.admission_control import Refusals
         refused = Refusals("ZEROMQ", "w0")
         use_up_descriptors()
         refused("its key is unknown\\n")

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rpc_backends_agents.engine.refusals import Refusals
+from rpc_backends_agents.engine.admission_control import Refusals
 
 
 @pytest.fixture

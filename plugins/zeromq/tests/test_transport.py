@@ -435,7 +435,7 @@ def test_a_hanging_store_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> Non
             threading.Event().wait()
             return b""
 
-    monkeypatch.setattr("rpc_backends_agents.engine.group_token.JOIN_TIMEOUT", 0.3)
+    monkeypatch.setattr("rpc_backends_agents.engine.guarded_transport.JOIN_TIMEOUT", 0.3)
     group = Group(Hanging(), "w0", 0, None, (), 10.0, 0)
     transport = ZeroMQTransport(ZeroMQRpcBackendOptions(init_method="file:///x"), group)
     try:

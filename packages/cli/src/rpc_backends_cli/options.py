@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,10 +24,13 @@ class Option:
     """One keyword of ``construct_rpc_backend_options`` for a backend.
 
     :ivar type: as written in the source; None if there is no annotation.
-    :ivar default: its ``repr``; None if the option is required.
+    :ivar default: in words if the options type has them, otherwise its ``repr``; None if the option is
+        required.
     :ivar meaning: from the handler's docstring (``:param name: meaning``).
     :ivar declared_by: ``handler``; or ``options type`` if the handler takes any keyword and the
         options class declares this one.
+    :ivar values: the valid values in words, with unit and limits, if the options type has them.
+    :ivar variable: the environment variable that is read if a program leaves the option out.
     """
 
     name: str
@@ -35,10 +38,16 @@ class Option:
     default: str | None
     meaning: str
     declared_by: str
+    values: str | None = None
+    variable: str | None = None
 
 
 def options_of(backend: Backend) -> list[Option]:
-    """Return the options in the handler's order; empty if no signature can be read."""
+    """Return the options in the handler's order; empty if no signature can be read.
+
+    An options type may have a class method ``options_in_words``, which returns a dict for each option by
+    name, with any of ``default``, ``values`` and ``variable``.
+    """
     handler = backend.construct_rpc_backend_options_handler
     declared = _parameters(handler)
     of_type = _parameters(backend.options_type) if backend.options_type else {}
@@ -59,7 +68,9 @@ def options_of(backend: Backend) -> list[Option]:
             for name, parameter in of_type.items()
             if name not in declared and parameter.kind not in _VARIADIC
         ]
-    return options
+    words: dict[str, dict[str, str | None]]
+    words = getattr(backend.options_type, "options_in_words", dict)()
+    return [replace(option, **_plain(words.get(option.name, {}))) for option in options]
 
 
 def required_options(backend: Backend) -> list[str]:
@@ -88,6 +99,14 @@ def _type(parameter: inspect.Parameter | None) -> str | None:
 
 def _shown(default: Any) -> str | None:
     return None if default is inspect.Parameter.empty else repr(default)
+
+
+def _plain(words: Mapping[str, str | None]) -> dict[str, Any]:
+    return {
+        key: text and _ROLE.sub(r"\1", text)
+        for key, text in words.items()
+        if key in ("default", "values", "variable")
+    }
 
 
 def _meanings(function: Callable[..., Any]) -> dict[str, str]:

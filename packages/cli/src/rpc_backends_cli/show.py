@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from rpc_backends_processes import WorkerContext
     from rpc_backends_processes.isolation import Outcome
 
+#: The width of the column of defaults. A longer one moves what follows in its line, or has its own line.
+_DEFAULT = 10
+
 
 @dataclass(frozen=True)
 class Page:
@@ -193,15 +196,19 @@ def render(page: Page, to: Console) -> None:
     to.print()
     to.print(Padding(facts, (0, 0, 0, 2)))
 
-    options = grid("NAME", "DEFAULT", "TYPE")
+    options = grid("NAME", f"{'DEFAULT':{_DEFAULT}}  VALUE")
     for option in page.options:
-        default = Text("required", "yellow") if option.default is None else Text(option.default)
-        kind = Text(option.type or "any")
+        default = option.default or "required"
+        about = Text(f"{default:{_DEFAULT}}", "yellow" if option.default is None else "")
+        between = "  " if len(default) <= 2 * _DEFAULT else "\n"
+        about.append(f"{between}{option.values or option.type or 'any'}", "default")
+        if option.variable:
+            about.append(f"\nvariable {option.variable}", "default")
         if option.meaning:
-            kind.append(f"\n{option.meaning}", "dim")
+            about.append(f"\n{option.meaning}", "dim")
         if option.declared_by != "handler":
-            kind.append("\nfrom the options type; the handler takes any keyword", "dim")
-        options.add_row(Text(option.name, "cyan"), default, kind)
+            about.append("\nfrom the options type; the handler takes any keyword", "dim")
+        options.add_row(Text(option.name, "cyan"), about)
     section("Options", options)
 
     if page.capabilities:

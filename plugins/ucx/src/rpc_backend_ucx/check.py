@@ -209,11 +209,9 @@ def transports_between_two(here: Settings) -> str:
         for worker in (0, 1):
             transport = native().Transport(
                 config=config,
-                max_message=1 << 20,
-                poll_time=0,
                 handshake_timeout=_TIMEOUT,
                 rendezvous=0,
-                device_memory={},
+                **here.native,
             )
             two.append(transport)
             transport.start(worker, bytes(32))

@@ -9,7 +9,7 @@ from typing import Any
 from rpc_backend_zeromq import ports as port_ranges
 from rpc_backend_zeromq.ports import Ports
 from rpc_backends_agents.engine.declarations import Option, VariableOption, construct_handler
-from rpc_backends_agents.engine.kinds import YES_OR_NO, Kind, seconds, text
+from rpc_backends_agents.engine.kinds import YES_OR_NO, Kind, integer, seconds, text
 from rpc_backends_agents.engine.option_checks import OptionChecks
 from rpc_backends_agents.engine.options import CertifiedOptions
 from rpc_backends_core.spi import SettingError
@@ -61,24 +61,6 @@ def _read_ports(variable: str, value: str) -> Ports:
             f"{variable}={value!r} is neither a port nor a range of ports. Example: {variable}=5000-5100"
         )
     return parsed
-
-
-def _bulk_connections(checks: OptionChecks, name: str, value: Any) -> int:
-    number = checks.integer(name, value)
-    if number > MOST_BULK_CONNECTIONS:
-        raise ValueError(
-            f"{name}={number} is out of range; ZEROMQ needs a number from 1 to "
-            f"{MOST_BULK_CONNECTIONS}."
-        )
-    return number
-
-
-def _read_bulk_connections(variable: str, value: str) -> int:
-    if not (value.isdecimal() and 1 <= int(value) <= MOST_BULK_CONNECTIONS):
-        raise SettingError(
-            f"{variable}={value!r} is not a number from 1 to {MOST_BULK_CONNECTIONS}."
-        )
-    return int(value)
 
 
 def _heartbeat(checks: OptionChecks, name: str, value: Any) -> Any:
@@ -148,11 +130,7 @@ class ZeroMQRpcBackendOptions(CertifiedOptions):
         "``encryption`` is True",
     )
     bulk_connections: VariableOption[int] = VariableOption(
-        Kind(
-            _bulk_connections,
-            f"a number, from 1 to {MOST_BULK_CONNECTIONS}",
-            _read_bulk_connections,
-        ),
+        integer(1, MOST_BULK_CONNECTIONS),
         default=4,
         meaning="connections for messages of 64 KiB or more to each worker with a round trip of 5 ms or "
         "more, in addition to the one for small messages. With a shorter one, and within a host, there "

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         SECRET,
         YES_OR_NO,
         Kind,
+        integer,
         seconds,
         text,
     )
@@ -50,6 +51,7 @@ __all__ = [
     "construct_handler",
     "engine_backend",
     "init_handler",
+    "integer",
     "seconds",
     "text",
 ]
@@ -59,7 +61,7 @@ _MODULES = {
     "declarations": ("DeclaredOptions", "Option", "VariableOption", "construct_handler"),
     "guarded_transport": ("HANDSHAKE_TIMEOUT", "GuardedTransport"),
     "handlers": ("CAPABILITIES", "engine_backend", "init_handler"),
-    "kinds": ("INTEGER", "PATH", "SECRET", "YES_OR_NO", "Kind", "seconds", "text"),
+    "kinds": ("INTEGER", "PATH", "SECRET", "YES_OR_NO", "Kind", "integer", "seconds", "text"),
     "option_checks": ("OptionChecks",),
     "options": ("CertifiedOptions", "EngineOptions", "GuardedOptions"),
     "publication": ("Publication",),

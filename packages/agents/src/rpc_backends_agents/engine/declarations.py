@@ -22,6 +22,7 @@ from torch.distributed.rpc import RpcBackendOptions
 from typing_extensions import TypeVar
 
 from rpc_backends_agents.engine import variables
+from rpc_backends_agents.engine.declaration_checks import TORCHS, check_declarations
 from rpc_backends_agents.engine.kinds import Kind
 from rpc_backends_agents.engine.option_checks import OptionChecks
 from rpc_backends_core.spi import check_option_names
@@ -29,8 +30,7 @@ from rpc_backends_core.spi import check_option_names
 T = TypeVar("T")
 P = TypeVar("P", default=T)
 
-#: Of torch's options, these two can be changed later. They are attributes of torch's class.
-_TORCHS = ("rpc_timeout", "init_method")
+_GIB = 1 << 30
 
 
 class Option(Generic[T, P]):
@@ -48,6 +48,7 @@ class Option(Generic[T, P]):
 
     owner: type[DeclaredOptions]
     name: str
+    also: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -70,9 +71,28 @@ class Option(Generic[T, P]):
         return self.default
 
     @property
+    def default_in_words(self) -> str:
+        """What counts if a program leaves the option out."""
+        value = self.default
+        if self.default_text is not None:
+            return self.default_text
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, int) and value >= _GIB and not value % _GIB:
+            return f"{value // _GIB} GiB"
+        if isinstance(value, int | float):
+            return f"{value:g}" if isinstance(value, float) else str(value)
+        return "none" if value is None else f"``{value}``"
+
+    @property
     def variable(self) -> str | None:
         """The environment variable of the option; None if it has none."""
         return None
+
+    @property
+    def native_name(self) -> str | None:
+        """The name by which the transport in C++ gets the option; None if it does not."""
+        return self.name if self.native is True else self.native or None
 
     def checked(self, value: Any) -> Any:
         """Check a value that a program has passed. :raises TypeError, ValueError: it is invalid."""
@@ -100,7 +120,7 @@ class VariableOption(Option[T | None, P | None], Generic[T, P]):
 
     The attribute is None if the program has not passed the option; :meth:`resolve` returns what counts.
 
-    :param default: the value if neither the program nor a variable gives one.
+    :param default: what counts if neither the program nor a variable gives a value.
     :param also: further variables that are read if that variable is not set.
     """
 
@@ -108,7 +128,7 @@ class VariableOption(Option[T | None, P | None], Generic[T, P]):
         self,
         kind: Kind[T],
         *,
-        default: T,
+        default: T | P,
         meaning: str,
         default_text: str | None = None,
         native: bool | str = False,
@@ -118,7 +138,7 @@ class VariableOption(Option[T | None, P | None], Generic[T, P]):
             kind, default=None, meaning=meaning, default_text=default_text, native=native
         )
         self.default = default
-        self._also = also
+        self.also = also
 
     @property
     def parameter_default(self) -> None:
@@ -146,10 +166,10 @@ class VariableOption(Option[T | None, P | None], Generic[T, P]):
         if value is not None:
             shown = list(value) if isinstance(value, tuple) else value
             return value, f"the option {self.name}={shown!r}"
-        for variable in (self.variable, *self._also):
+        for variable in (self.variable, *self.also):
             text = variables.text(variable, environ)
             if text is not None:
-                return self.kind.read(variable, text), f"{variable}={text}"  # type: ignore[return-value]
+                return self.kind.read(variable, text), f"{variable}={text}"  # type: ignore[return-value, misc]
         return self.default, ""
 
     def resolve(
@@ -174,6 +194,9 @@ class DeclaredOptions(RpcBackendOptions):
     An unknown option is an error that names the nearest one. As with torch's options, only
     ``rpc_timeout`` and ``init_method`` can be changed later, and the options cannot be pickled.
 
+    A mistake in a declaration is a TypeError when the class is made.
+
+    :param base: whether the class is only a base of the options of backends, without ``BACKEND``.
     :cvar BACKEND: the name of the backend.
     :cvar DECLARED: the options by name.
     """
@@ -181,22 +204,27 @@ class DeclaredOptions(RpcBackendOptions):
     BACKEND: ClassVar[str] = ""
     DECLARED: ClassVar[dict[str, Option[Any, Any]]] = {}
 
-    def __init_subclass__(cls, **more: Any) -> None:
+    def __init_subclass__(cls, *, base: bool = False, **more: Any) -> None:
         """Make the signature, the documentation and the constructor of the subclass."""
         super().__init_subclass__(**more)
         own = {name: value for name, value in vars(cls).items() if isinstance(value, Option)}
-        types = {name: _parameter_type(inspect.get_annotations(cls)[name]) for name in own}
-        inherited = getattr(cls, "_TYPES", {})
-        cls._TYPES = {**inherited, **types}
         cls.DECLARED = {}
         for name, declared in {**cls.__base__.DECLARED, **own}.items():  # type: ignore[union-attr]
             option = copy.copy(declared)  # its owner gives the name of its variable
             option.owner, option.name = cls, name
             cls.DECLARED[name] = option
-            if name not in _TORCHS:
+            if name not in TORCHS:
                 setattr(cls, name, option)
             elif name in own:
                 delattr(cls, name)  # the attribute is torch's
+        annotations = inspect.get_annotations(cls)
+        check_declarations(cls, own, annotations, base=base)
+        for name in own:
+            option = cls.DECLARED[name]
+            if option.variable:
+                option.default = option.checked(option.default)
+        types = {name: _parameter_type(annotations[name]) for name in own}
+        cls._TYPES = {**getattr(cls, "_TYPES", {}), **types}
         if "__init__" not in vars(
             cls
         ):  # a program may derive options with a constructor of its own
@@ -242,6 +270,18 @@ class DeclaredOptions(RpcBackendOptions):
         )
 
     @classmethod
+    def options_in_words(cls) -> dict[str, dict[str, str | None]]:
+        """Return the default, the valid values and the variable of each option, for `show`."""
+        return {
+            name: {
+                "default": option.default_in_words,
+                "values": option.kind.values,
+                "variable": option.variable,
+            }
+            for name, option in cls.DECLARED.items()
+        }
+
+    @classmethod
     def variables(cls) -> dict[str, str]:
         """Return each environment variable with its meaning."""
         return {
@@ -256,15 +296,13 @@ class DeclaredOptions(RpcBackendOptions):
         :raises SettingError: the value of a variable is invalid.
         """
         return {
-            option.name if option.native is True else str(option.native): option.value_in(
-                self, environ
-            )
+            option.native_name: option.value_in(self, environ)
             for option in self.DECLARED.values()
-            if option.native
+            if option.native_name
         }
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _TORCHS:
+        if name not in TORCHS:
             raise AttributeError(
                 f"{name} cannot be changed on existing {self.BACKEND} options; pass it when you create "
                 "them. Only rpc_timeout and init_method can be changed."
@@ -286,7 +324,7 @@ def _constructor(cls: type[DeclaredOptions]) -> Any:
         passed = {**defaults, **options}
         checked = {name: cls.DECLARED[name].checked(value) for name, value in passed.items()}
         cls.check_together(passed, checked)
-        RpcBackendOptions.__init__(self, **{name: checked.pop(name) for name in _TORCHS})
+        RpcBackendOptions.__init__(self, **{name: checked.pop(name) for name in TORCHS})
         self.__dict__.update(checked)
 
     me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -323,8 +361,8 @@ def construct_handler(options_type: type[Options]) -> Callable[..., Options]:
     empty, kind = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = inspect.Signature(
         [
-            *(parameters[name].replace(default=empty, kind=kind) for name in _TORCHS),
-            *(p.replace(kind=kind) for name, p in parameters.items() if name not in _TORCHS),
+            *(parameters[name].replace(default=empty, kind=kind) for name in TORCHS),
+            *(p.replace(kind=kind) for name, p in parameters.items() if name not in TORCHS),
         ],
         return_annotation=options_type.__name__,
     )

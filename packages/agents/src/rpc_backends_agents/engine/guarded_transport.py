@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -9,12 +11,11 @@ from rpc_backends_agents.engine import sealed, variables
 from rpc_backends_agents.engine.admission_control import AdmissionControl, LookForNew
 from rpc_backends_agents.engine.certificates import Identity, Watch
 from rpc_backends_agents.engine.errors import AddressError, SecretError
-from rpc_backends_agents.engine.group_token import group_token
 from rpc_backends_agents.engine.host import this_host
 from rpc_backends_agents.engine.options import GuardedOptions
 from rpc_backends_agents.engine.publication import Publication
 from rpc_backends_agents.engine.secret import Secret
-from rpc_backends_core.spi import SettingError
+from rpc_backends_core.spi import JOIN_TIMEOUT, SettingError
 
 if TYPE_CHECKING:
     from rpc_backends_core.spi import Group
@@ -202,11 +203,19 @@ class GuardedTransport(ABC, Generic[Options, Record]):
     # --- what an engine calls ------------------------------------------------------------------------
 
     def token(self) -> str:
-        """Return the token of the group.
+        """Return the token of the group: a text that all its workers know, and that no other group has.
 
         :raises StoreError: the store is lost, or does not answer (dynamic groups).
         """
-        return group_token(self._group, f"{self._options.BACKEND.lower()}/nonce")
+        if self._group.token is not None:
+            return self._group.token
+        # Members join one after the other, so all use the nonce that the first one wrote.
+        key, fresh = f"{self._options.BACKEND.lower()}/nonce", secrets.token_hex(16)
+        nonce = self._group.access.ask(
+            lambda store: bytes(store.compare_set(key, "", fresh)),
+            min(self._group.timeout, JOIN_TIMEOUT),
+        )
+        return hashlib.sha256(nonce).hexdigest()
 
     def about(self, token: str, worker_id: int, name: str) -> dict[str, Any]:
         """Return the fields of the record that all engines have.

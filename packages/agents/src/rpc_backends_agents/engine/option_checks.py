@@ -10,7 +10,21 @@ from typing import Any
 from rpc_backends_agents.engine import secret
 from rpc_backends_agents.engine.secret import Secret
 
-_MOST_BYTES = 1 << 61
+#: More bytes than any memory has.
+MOST_BYTES = 1 << 61
+
+
+def range_in_words(least: float, most: float) -> str:
+    """Return the range in words; ``most`` may be infinite."""
+
+    def shown(number: float) -> str:
+        if number == MOST_BYTES:
+            return "2**61"
+        return f"{number:g}" if isinstance(number, float) else str(number)
+
+    if most == math.inf:
+        return f"{shown(least)} or more"
+    return f"from {shown(least)} to {shown(most)}"
 
 
 class OptionChecks:
@@ -34,14 +48,15 @@ class OptionChecks:
             return value
         raise self.wrong_type(name, value, "True or False")
 
-    def integer(self, name: str, value: Any) -> int:
-        """Check an integer from 1 to 2**61."""
+    def integer(self, name: str, value: Any, *, least: int = 1, most: int = MOST_BYTES) -> int:
+        """Check an integer in a range."""
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise self.wrong_type(name, value, "an int")
         number = int(value)
-        if not 1 <= number <= _MOST_BYTES:
+        if not least <= number <= most:
+            limits = range_in_words(least, most)
             raise ValueError(
-                f"{name}={number} is out of range; {self.backend} needs an integer from 1 to 2**61."
+                f"{name}={number} is out of range; {self.backend} needs an integer {limits}."
             )
         return number
 

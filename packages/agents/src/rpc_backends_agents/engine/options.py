@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class EngineOptions(DeclaredOptions):
+class EngineOptions(DeclaredOptions, base=True):
     """The options that every engine on the agent has."""
 
     num_worker_threads: Option[int] = Option(
@@ -104,7 +104,7 @@ class EngineOptions(DeclaredOptions):
         self.devices[:] = check_devices(OptionChecks(self.BACKEND), devices)
 
 
-class GuardedOptions(EngineOptions):
+class GuardedOptions(EngineOptions, base=True):
     """The options of an engine whose workers may share a secret."""
 
     secret: VariableOption[Secret | None, str] = VariableOption(
@@ -122,7 +122,7 @@ class GuardedOptions(EngineOptions):
     )
 
 
-class CertifiedOptions(GuardedOptions):
+class CertifiedOptions(GuardedOptions, base=True):
     """The options of an engine whose workers may have certificates in place of a secret."""
 
     certificate: VariableOption[str | None, str | os.PathLike[str]] = VariableOption(
