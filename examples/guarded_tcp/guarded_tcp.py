@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from rpc_backends_agents.engine import (
+    Form,
     GuardedOptions,
     GuardedTransport,
     Option,
@@ -11,8 +12,7 @@ from rpc_backends_agents.engine import (
     construct_handler,
     engine_backend,
     init_handler,
-    sealed,
-    secret,
+    lacks_secret,
     text,
 )
 
@@ -34,7 +34,7 @@ class Options(GuardedOptions):
 class Record(Publication):
     """What a worker publishes: where it listens."""
 
-    FORM = sealed.Form("GUARDED_TCP", "guarded-tcp", 1, "rpc-backend-guarded-tcp")
+    FORM = Form("GUARDED_TCP", "guarded-tcp", 1, "rpc-backend-guarded-tcp")
 
     address: str
     port: int
@@ -53,7 +53,7 @@ class TcpTransport(GuardedTransport):
     def prepare(self):
         from _guarded_tcp import Transport
 
-        self._secret = secret.find(Options.BACKEND, self._options.secret, self._options.secret_file)
+        self._secret = self._options.shared_secret()
         return Transport(
             on_unknown_key=self._admission_control.whose,
             on_refused=self._admission_control.refused,
@@ -65,7 +65,7 @@ class TcpTransport(GuardedTransport):
         return self._secret
 
     def start(self, worker_id, name):
-        port = self._native.start(worker_id)
+        port = self._native.start()
         about = self.about(self.token(), worker_id, name)
         return Record(**about, address=self._options.address, port=port)
 
@@ -83,5 +83,6 @@ BACKEND = engine_backend(
     init_backend,
     Options,
     TcpTransport,
+    lacks_authentication=lacks_secret,
     description="plain TCP in C++; workers prove that they belong to the group",
 )

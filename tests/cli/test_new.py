@@ -220,6 +220,17 @@ def test_a_transport_in_cpp_is_installed_without_isolation(command: Any) -> None
     assert (command.packages.parent / "rpc-backend-my-backend" / "csrc" / "transport.cpp").exists()
 
 
+def test_a_transport_in_cpp_is_an_engine_on_the_kit() -> None:
+    texts = scaffold.files(X, scaffold.Variant(scaffold.Kind.CPP, dynamic_groups=True))
+    engine = texts["csrc/transport.cpp"]
+
+    assert len(engine.splitlines()) < 100
+    assert "public rpc_backends::StreamEngine" in engine
+    assert "bind_engine<" in engine
+    assert "PyCapsule" not in engine
+    assert "GuardedTransport" in texts["src/rpc_backend_x/transport.py"]
+
+
 def test_the_repository_is_named_in_the_metadata() -> None:
     url = "https://example.org/ada/pigeon"
     text = scaffold.files(X, TENSORPIPE, scaffold.Facts(url=f"{url}/"))["pyproject.toml"]

@@ -28,10 +28,6 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "installed"
 
 
-def test_the_engine_in_cpp_has_under_300_lines() -> None:
-    assert len((EXAMPLE / "csrc" / "engine.cpp").read_text().splitlines()) < 300
-
-
 @pytest.mark.slow
 def test_workers_with_the_secret_call_each_other(example: Path, tmp_path: Path) -> None:
     env = {"RPC_BACKENDS_GUARDED_TCP_SECRET": secret.generate()}

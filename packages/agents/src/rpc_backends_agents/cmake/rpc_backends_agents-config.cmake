@@ -1,5 +1,6 @@
 # What an extension for rpc-backends-agents needs to be built:
 #
+#     project(my_project LANGUAGES NONE)
 #     find_package(rpc_backends_agents CONFIG REQUIRED)
 #     rpc_backends_extension(my_module my_package._native csrc/bindings.cpp csrc/transport.cpp)
 #
@@ -10,6 +11,16 @@
 #
 # Target: rpc_backends::headers, for libraries and tests in C++ that are no extension.
 include_guard(GLOBAL)
+
+if(NOT CMAKE_CXX_COMPILER_LOADED)
+  include(CheckLanguage)
+  check_language(CXX)
+  if(NOT CMAKE_CXX_COMPILER)
+    message(FATAL_ERROR "error: there is no C++ compiler here. Install one (Debian and Ubuntu: apt install g++), or set "
+      "the variable CXX to its path.")
+  endif()
+  enable_language(CXX)
+endif()
 
 set(RPC_BACKENDS_PREBUILT "" CACHE PATH "a folder with compiled extensions, to be installed instead of being built")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rpc_backends_agents.engine import canonical
     from rpc_backends_agents.engine.declarations import (
         DeclaredOptions,
         Option,
@@ -12,7 +13,12 @@ if TYPE_CHECKING:
         construct_handler,
     )
     from rpc_backends_agents.engine.guarded_transport import HANDSHAKE_TIMEOUT, GuardedTransport
-    from rpc_backends_agents.engine.handlers import CAPABILITIES, engine_backend, init_handler
+    from rpc_backends_agents.engine.handlers import (
+        CAPABILITIES,
+        engine_backend,
+        init_handler,
+        lacks_secret,
+    )
     from rpc_backends_agents.engine.kinds import (
         INTEGER,
         PATH,
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
         GuardedOptions,
     )
     from rpc_backends_agents.engine.publication import Publication
+    from rpc_backends_agents.engine.sealed import Form
+    from rpc_backends_agents.engine.secret import Secret
 
 __all__ = [
     "CAPABILITIES",
@@ -41,17 +49,21 @@ __all__ = [
     "CertifiedOptions",
     "DeclaredOptions",
     "EngineOptions",
+    "Form",
     "GuardedOptions",
     "GuardedTransport",
     "Kind",
     "Option",
     "OptionChecks",
     "Publication",
+    "Secret",
     "VariableOption",
+    "canonical",
     "construct_handler",
     "engine_backend",
     "init_handler",
     "integer",
+    "lacks_secret",
     "seconds",
     "text",
 ]
@@ -60,17 +72,21 @@ __all__ = [
 _MODULES = {
     "declarations": ("DeclaredOptions", "Option", "VariableOption", "construct_handler"),
     "guarded_transport": ("HANDSHAKE_TIMEOUT", "GuardedTransport"),
-    "handlers": ("CAPABILITIES", "engine_backend", "init_handler"),
+    "handlers": ("CAPABILITIES", "engine_backend", "init_handler", "lacks_secret"),
     "kinds": ("INTEGER", "PATH", "SECRET", "YES_OR_NO", "Kind", "integer", "seconds", "text"),
     "option_checks": ("OptionChecks",),
     "options": ("CertifiedOptions", "EngineOptions", "GuardedOptions"),
     "publication": ("Publication",),
+    "sealed": ("Form",),
+    "secret": ("Secret",),
 }
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
+    if name == "canonical":
+        return import_module(f"{__name__}.canonical")
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rpc_backends_agents.engine.options import EngineOptions
+from rpc_backends_agents.engine.options import EngineOptions, GuardedOptions
+from rpc_backends_agents.engine.secret import file_variable
 from rpc_backends_agents.start import Settings, start_agent
 from rpc_backends_core.spi import Backend, Capability, Group, check_arguments, group_for
 
@@ -57,6 +58,19 @@ def engine_backend(
         description=description,
         lacks_authentication=lacks_authentication,
         spi_version=(1, 1),
+    )
+
+
+def lacks_secret(options: GuardedOptions) -> str | None:
+    """Return why workers with these options would not prove who they are; None if they have a secret.
+
+    For :func:`engine_backend`, as ``lacks_authentication``.
+    """
+    if options.shared_secret() is not None:
+        return None
+    return (
+        "the workers have no secret. `rpc-backends secret --out FILE` makes one; set "
+        f"{file_variable(options.BACKEND)} to the path of the file, for all workers."
     )
 
 

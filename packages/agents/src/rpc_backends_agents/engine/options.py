@@ -20,7 +20,7 @@ from rpc_backends_agents.engine.device_options import (
 )
 from rpc_backends_agents.engine.kinds import INTEGER, PATH, SECRET, Kind
 from rpc_backends_agents.engine.option_checks import OptionChecks
-from rpc_backends_agents.engine.secret import Secret
+from rpc_backends_agents.engine.secret import Secret, find
 from rpc_backends_core.spi import SettingError
 
 if TYPE_CHECKING:
@@ -120,6 +120,13 @@ class GuardedOptions(EngineOptions, base=True):
         meaning="the file that holds the secret; only its owner may have access to it "
         "(``chmod 600``). ``rpc-backends secret --out FILE`` makes one",
     )
+
+    def shared_secret(self) -> Secret | None:
+        """Return the secret from the options or the environment; None if neither gives one.
+
+        :raises SecretError: a secret is invalid or unreadable, or two sources give different secrets.
+        """
+        return find(self.BACKEND, self.secret, self.secret_file)
 
 
 class CertifiedOptions(GuardedOptions, base=True):

@@ -58,6 +58,7 @@ _OF_KIND = {
         f"{_SOURCE}/handlers.py": "agents/handlers.py",
         f"{_SOURCE}/options.py": "agents/options.py",
         f"{_SOURCE}/_transport.pyi": "cpp/_transport.pyi",
+        f"{_SOURCE}/transport.py": "cpp/transport.py",
         "tests/test_options.py": "agents/test_options.py",
         "tests/test_transport.py": "agents/test_transport.py",
     },
@@ -98,13 +99,20 @@ class Variant:
         return {
             "what": _WHAT[self.kind],
             "description": _DESCRIPTION[self.kind],
-            "transport_module": "_transport" if cpp else "transport",
-            # Sorted, as ruff wants them.
-            "first_import": _IMPORT if cpp else "",
-            "last_import": "" if cpp else _IMPORT,
+            "import_lacks_secret": ", lacks_secret" if cpp else "",
+            "lacks_authentication": "    lacks_authentication=lacks_secret,\n" if cpp else "",
+            "transport_arguments": (
+                "rpc_backend_options, group" if cpp else "rpc_backend_options.address"
+            ),
+            "options_base": "GuardedOptions" if cpp else "EngineOptions",
+            "native_address": '        native="host",\n' if cpp else "",
+            "import_options": _IMPORT_OPTIONS if cpp else "",
+            "test_transport_arguments": (
+                "%%{Class}Options(), self.group(worker_id)" if cpp else ""
+            ),
             "security": _SECURITY[self.kind],
             "needs_compiler": _NEEDS_COMPILER if cpp else "",
-            "option_rows": _OPTION_ROWS if self.kind.has_transport else "",
+            "option_rows": _OPTION_ROWS[self.kind],
             "files": _FILES[self.kind],
             "test_files": _TEST_FILES if self.kind.has_transport else "",
             "install": "pip install --no-build-isolation" if cpp else "pip install",
@@ -169,7 +177,7 @@ _WHAT = {
 _DESCRIPTION = {
     Kind.TENSORPIPE: "torch's TensorPipe agent, until it is replaced",
     Kind.PYTHON: "plain TCP in Python, without authentication",
-    Kind.CPP: "plain TCP in C++, without authentication",
+    Kind.CPP: "plain TCP in C++; workers prove that they belong to the group",
 }
 _NO_AUTHENTICATION = (
     "A worker runs the code that it receives from everybody who can connect, as with TensorPipe.\n"
@@ -178,28 +186,45 @@ _NO_AUTHENTICATION = (
 _SECURITY = {
     Kind.TENSORPIPE: _NO_AUTHENTICATION,
     Kind.PYTHON: _NO_AUTHENTICATION,
-    Kind.CPP: _NO_AUTHENTICATION,
+    Kind.CPP: (
+        "Workers prove to each other that they belong to the group.\n"
+        "Without a secret, everybody who can read the group's store can make this proof.\n"
+        "With a secret, only processes that have it can.\n"
+        "`rpc-backends secret --out FILE` makes one.\n"
+        "Set `RPC_BACKENDS_%%{NAME}_SECRET_FILE` to the path of the file for each worker.\n"
+        "Messages are neither encrypted nor signed, so use it on a network that you trust.\n"
+    ),
 }
 _NEEDS_COMPILER = (
     " The second one compiles C++\n"
     "against the installed headers, so it needs a compiler, and `--no-build-isolation`."
 )
-_OPTION_ROWS = """\
+_TRANSPORT_ROWS = """\
 | `address` | 127.0.0.1 | this machine's address, at which other workers reach it |
 | `max_message_bytes` | 16 GiB | the longest message that a worker accepts |
 | `max_unanswered_bytes` | 1 GiB | bytes of unanswered calls to a worker; then further calls wait |
 | `device_maps` | none | by callee, a map from this worker's devices to the callee's |
 | `devices` | those in the maps | the accelerators of this worker that RPC may use |
 """
+_SECRET_ROWS = """\
+| `secret_file` | `RPC_BACKENDS_%%{NAME}_SECRET_FILE` | the file that holds the secret |
+| `secret` | `RPC_BACKENDS_%%{NAME}_SECRET` | the secret itself |
+"""
+_OPTION_ROWS = {
+    Kind.TENSORPIPE: "",
+    Kind.PYTHON: _TRANSPORT_ROWS,
+    Kind.CPP: _TRANSPORT_ROWS + _SECRET_ROWS,
+}
 _FILES = {
     Kind.TENSORPIPE: "",
     Kind.PYTHON: "| `src/%%{package}/transport.py` | the transport: how messages are sent |\n",
     Kind.CPP: "| `csrc/transport.cpp` | the transport: how messages are sent |\n"
+    "| `src/%%{package}/transport.py` | around it in Python: what a worker publishes, whom it admits |\n"
     "| `src/%%{package}/_transport.pyi` | its types for Python |\n",
 }
 _TEST_FILES = "| `tests/test_transport.py` | tests of the transport alone |\n"
 
-_IMPORT = "from %%{package}.%%{transport_module} import SocketTransport\n"
+_IMPORT_OPTIONS = "from %%{package} import %%{Class}Options\n"
 
 _INSTALL = """\
 pip install "$folder" "$folder/plugins/tensorpipe" "$folder/plugins/faulty_tensorpipe" \\

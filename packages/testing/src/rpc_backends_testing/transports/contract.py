@@ -19,6 +19,9 @@ from rpc_backends_testing.transports.threads import ThreadTests
 from rpc_backends_testing.transports.volume import VolumeTests
 from rpc_backends_testing.transports.workers import Workers
 
+#: The most workers of a test.
+_SIZE = 4
+
 
 class TransportContract(  # pytest runs the tests of the last base first
     VolumeTests, ClosingTests, ThreadTests, LossTests, ErrorTests, ReplyTests, MessageTests
@@ -54,6 +57,14 @@ class TransportContract(  # pytest runs the tests of the last base first
         raise NotImplementedError(
             f"{type(self).__name__} has no make_transport(worker_id); it must return a new transport."
         )
+
+    def group(self, worker_id: int) -> Any:
+        """Return the group of a worker, for a transport that is made from options and a group."""
+        from rpc_backends_core.spi import Group, Member
+
+        members = tuple(Member(f"worker{rank}", rank, rank, rank) for rank in range(_SIZE))
+        me = members[worker_id]
+        return Group(None, me.name, me.rank, _SIZE, members, 10.0, worker_id, token="test")
 
     def connections(self) -> set[str]:
         """Return names for the connections of this process. By default these are its stream sockets."""

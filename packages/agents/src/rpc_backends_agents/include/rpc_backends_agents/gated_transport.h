@@ -36,6 +36,9 @@ class GatedTransport : public Transport {
     virtual void stop_receiving() = 0;
     // Called after stop_receiving(), when no other call is in progress: as in Transport.
     virtual void close(double linger) = 0;
+
+    // As in Transport, but only between listen() and close().
+    virtual Metrics metrics() const { return {}; }
   };
 
   void forget(int peer) override {
@@ -53,6 +56,11 @@ class GatedTransport : public Transport {
     if (const Admission admission(*this); admission) {
       engine_->reject(peer, reason);
     }
+  }
+
+  Metrics metrics() const override {
+    const Admission admission(*this);
+    return admission ? engine_->metrics() : Metrics();
   }
 
   bool receive(Event& event) override { return receive_until(event, Clock::time_point::max()) == Received::kEvent; }
@@ -120,6 +128,33 @@ class GatedTransport : public Transport {
   mutable Gate gate_;
   std::mutex close_mutex_;
   std::unique_ptr<Engine> engine_;  // null once it is closed
+};
+
+// The transport of an engine; the Python around it listens and learns addresses through methods of the engine.
+template <typename Moving>
+class EngineTransport : public GatedTransport {
+ public:
+  // The arguments are those of the engine.
+  template <typename... Arguments>
+  explicit EngineTransport(Arguments&&... arguments) {
+    set_engine(std::make_unique<Moving>(std::forward<Arguments>(arguments)...));
+  }
+  ~EngineTransport() override { close(0); }
+
+  // Calls a method of the engine. Throws TransportError once the transport is closed, or in a forked process.
+  template <typename Result, typename... Parameters, typename... Arguments>
+  Result call(Result (Moving::*method)(Parameters...), Arguments&&... arguments) {
+    const Use use(*this);
+    return (static_cast<Moving&>(engine()).*method)(std::forward<Arguments>(arguments)...);
+  }
+
+  Text listen(int /*self*/, std::string_view /*name*/) override { throw TransportError(kOnlyFromPython); }
+  void learn(int /*peer*/, std::string_view /*name*/, std::string_view /*address*/) override {
+    throw TransportError(kOnlyFromPython);
+  }
+
+ private:
+  static constexpr const char* kOnlyFromPython = "call the methods of the Python around this transport";
 };
 
 }  // namespace rpc_backends

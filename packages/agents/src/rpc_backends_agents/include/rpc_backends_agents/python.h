@@ -292,4 +292,19 @@ auto bind_transport(pybind11::module_& module) {
   return bound;
 }
 
+// Makes the Python class of an EngineTransport; `Engine` is the engine.
+template <typename Engine>
+auto bind_engine(pybind11::module_& module) {
+  return bind_transport<EngineTransport<Engine>>(module);
+}
+
+// Returns a method for the class that bind_engine() makes: it calls this one of the engine, without the GIL.
+template <typename Engine, typename Result, typename... Parameters>
+auto engine_method(Result (Engine::*method)(Parameters...)) {
+  return [method](ClosedAtExit<EngineTransport<Engine>>& transport, Parameters... arguments) {
+    const pybind11::gil_scoped_release release;
+    return transport.call(method, std::forward<Parameters>(arguments)...);
+  };
+}
+
 }  // namespace rpc_backends

@@ -1,7 +1,7 @@
 // Messages over blocking stream sockets, for engines that have a thread for each connection.
 #pragma once
 
-#include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -18,40 +18,57 @@
 
 namespace rpc_backends::stream {
 
+// The text of the error if the peer ends a connection.
+inline constexpr const char* kClosed = "the worker has closed the connection";
+
 [[noreturn]] inline void fail(const std::string& what) {
   throw TransportError(what + ": " + std::strerror(errno));
 }
 
-// Throws TransportError if `host` is not an IPv4 address.
-inline sockaddr_in address_of(const std::string& host, int port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) {
-    throw TransportError("'" + host + "' is not an IPv4 address");
+// The address of a socket.
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof storage;
+
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+// Throws TransportError if `host` is not an IP address.
+inline Address address_of(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* parsed = nullptr;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &parsed) != 0) {
+    throw TransportError("'" + host + "' is not an IP address");
   }
+  Address address;
+  std::memcpy(address.get(), parsed->ai_addr, parsed->ai_addrlen);
+  address.size = parsed->ai_addrlen;
+  ::freeaddrinfo(parsed);
   return address;
 }
 
-// Returns a TCP socket, or -1.
-inline int open_socket() {
-  return ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+// Returns a socket for connections from or to this address, or -1.
+inline int open_socket(const Address& address) {
+  return ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 }
 
 // Makes a socket listen on a port that the system chooses, and returns the port.
 inline int listen_on(int fd, const std::string& host) {
-  sockaddr_in address = address_of(host, 0);
-  socklen_t size = sizeof address;
-  auto* const bound = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(fd, bound, size) != 0 || ::listen(fd, SOMAXCONN) != 0 || ::getsockname(fd, bound, &size) != 0) {
-    fail("it cannot listen on " + host);
+  Address address = address_of(host, 0);
+  if (::bind(fd, address.get(), address.size) != 0 || ::listen(fd, SOMAXCONN) != 0 ||
+      ::getsockname(fd, address.get(), &address.size) != 0) {
+    fail("the worker cannot listen on " + host);
   }
-  return ntohs(address.sin_port);
+  return ntohs(address.storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(address.get())->sin6_port
+                                                     : reinterpret_cast<sockaddr_in*>(address.get())->sin_port);
 }
 
 // Connects, and waits until that has succeeded or failed.
-inline void connect_to(int fd, const sockaddr_in& address) {
-  if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+inline void connect_to(int fd, const Address& address) {
+  if (::connect(fd, address.get(), address.size) != 0) {
     fail("the worker cannot be reached");
   }
 }
@@ -82,7 +99,7 @@ inline void receive_all(int fd, void* data, size_t size) {
   for (size_t done = 0; done < size;) {
     const ssize_t received = ::recv(fd, static_cast<char*>(data) + done, size - done, 0);
     if (received == 0) {
-      throw TransportError("the worker has closed the connection");
+      throw TransportError(kClosed);
     }
     if (received < 0 && errno != EINTR) {
       fail("the connection to the worker is lost");
