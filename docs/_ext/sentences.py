@@ -1,7 +1,7 @@
 """Writes the documents one sentence a line, so that a change of a sentence is a change of one line.
 
 ``python docs/_ext/sentences.py`` rewrites them, as ``make format`` does.
-Headings, tables, code and lines that a backslash or two spaces end are left alone.
+Headings, tables, code and lines that a backslash or two spaces end are left alone; a glossary is text.
 """
 
 from __future__ import annotations
@@ -56,9 +56,19 @@ def _paragraphs(text: str) -> Iterator[tuple[int, int]]:
     """Yield the first line of each paragraph, and the line after its last."""
     parser = MarkdownIt("commonmark").enable("table").use(colon_fence_plugin).use(deflist_plugin)
     tokens = parser.parse(text)
-    for token, inline in itertools.pairwise(tokens):
-        if token.type == "paragraph_open" and inline.map:
-            yield inline.map[0], inline.map[1]
+    for token in tokens:
+        if token.type == "paragraph_open" and token.map:
+            yield token.map[0], token.map[1]
+        elif token.type == "fence" and token.info == "{glossary}" and token.map:
+            yield from _indented(token.content.split("\n"), token.map[0] + 1)
+
+
+def _indented(lines: list[str], first: int) -> Iterator[tuple[int, int]]:
+    """Yield the paragraphs of a glossary, which are indented below their terms."""
+    for is_text, run in itertools.groupby(enumerate(lines, first), lambda line: line[1][:1] == " "):
+        numbers = [number for number, _ in run]
+        if is_text:
+            yield numbers[0], numbers[-1] + 1
 
 
 def _one_sentence_a_line(paragraph: list[str]) -> list[str]:

@@ -33,6 +33,21 @@ def test_documents_have_one_sentence_a_line() -> None:
         ("A break.  \nIt stays. So.", ["A break.  ", "It stays. So."]),
         ("| a. b |\n|---|\n| C. D |", ["| a. b |", "|---|", "| C. D |"]),
         ("```\nA. B\nC\n```", ["```", "A. B", "C", "```"]),
+        (
+            "```{glossary}\nterm\n  A thing. It\n  goes on.\n\nb\n  B.\n```\nA. B",
+            [
+                "```{glossary}",
+                "term",
+                "  A thing.",
+                "  It goes on.",
+                "",
+                "b",
+                "  B.",
+                "```",
+                "A.",
+                "B",
+            ],
+        ),
         ("It is 3. 1. is no item.", ["It is 3. 1.", "is no item."]),
     ],
 )

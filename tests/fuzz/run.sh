@@ -87,7 +87,7 @@ policy)
 esac
 mkdir -p "$work/$target-corpus"
 program=$work/$target
-if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find $agents $zeromq $ucx $headers -newer "$program" -name '*.[ch]*')" ]; then
+if [ ! "$program" -nt "$target.cpp" ] || [ -n "$(find $agents $zeromq $ucx $headers seeds.h ../support/cpp $zeromq/../tests/unit -newer "$program" -name '*.[ch]*')" ]; then
     echo "==> building (a minute)"
     clang++ "${common[@]}" "${sources[@]}" "${flags[@]}" -o "$program"
 fi

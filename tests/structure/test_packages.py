@@ -7,9 +7,13 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from rpc_backends_core._bridge import torch_internals
 from structure.imports import ROOT, Import, imports, modules
 
 #: What each package may import beside itself: the dependencies of its distribution.
@@ -32,7 +36,6 @@ BELOW = {
         "rpc_backends_core",
         "rpc_backends_processes",
         "rpc_backends_cli",
-        "rpc_backends_testing",
     },
     "rpc_backend_ucx": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backend_zeromq": {"rpc_backends_core", "rpc_backends_agents"},
@@ -83,6 +86,11 @@ TOOLS = {
     "rpc_backends_guard.command": {"rpc_backends_cli"},
     "rpc_backends_faults.testing": {"rpc_backends_testing", "rpc_backends_processes"},
 }
+#: The folder of each distribution.
+FOLDERS = {
+    tomllib.loads(file.read_text())["project"]["name"]: file.parent
+    for file in (ROOT / "pyproject.toml", *sorted(ROOT.glob("p*/*/pyproject.toml")))
+}
 #: A private name of torch, as an attribute of one of its RPC modules.
 PRIVATE_NAME_OF_TORCH = re.compile(
     r"\b(?:rpc|api|dist_autograd|backend_registry|torch\._C)\.(?:api\.)?_(?!_|testing\b)\w+"
@@ -100,6 +108,32 @@ def show(wrong: list[Import]) -> str:
 
 def test_every_package_has_a_rule() -> None:
     assert {name.partition(".")[0] for name in modules()} == set(BELOW)
+
+
+def test_a_package_imports_each_package_that_it_may() -> None:
+    used = {edge.packages for edge in between_packages()}
+    assert {(above, below) for above, allowed in BELOW.items() for below in allowed} <= used
+
+
+def dependencies(folder: Path) -> set[str]:
+    """Return the packages of a distribution and of those that it depends on."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    source = ROOT / "src" if folder == ROOT else folder / "src"
+    packages = {path.parent.name for path in source.glob("*/__init__.py")}
+    for requirement in map(Requirement, project["dependencies"]):
+        if requirement.name in FOLDERS:
+            packages |= dependencies(FOLDERS[requirement.name])
+    return packages
+
+
+@pytest.mark.parametrize("folder", FOLDERS.values(), ids=FOLDERS)
+def test_a_distribution_depends_on_what_its_packages_import(folder: Path) -> None:
+    needed = dependencies(folder)
+    allowed = {name for package in needed & BELOW.keys() for name in BELOW[package]}
+    if "rpc_backends_testing" in needed:
+        # Transports in C++ are tested where the agents are installed.
+        allowed.discard("rpc_backends_agents")
+    assert allowed <= needed
 
 
 def test_no_package_imports_upwards() -> None:
@@ -153,10 +187,10 @@ def test_no_imports_form_a_cycle(package: str) -> None:
     assert not cycle, "\n".join(f"{name} imports {', '.join(used)}" for name, used in cycle.items())
 
 
-def test_private_names_of_torch_are_in_one_module() -> None:
-    """The conformance suite and the bench may use private names: programs use them too.
+def test_private_names_of_torch_are_in_two_modules() -> None:
+    """The conformance suite and the bench may use private names, because programs use them too.
 
-    So is the module `_testing`, which has FAULTY_TENSORPIPE and which programs import.
+    The module `_testing`, from which FAULTY_TENSORPIPE comes, is one that programs import.
     """
     allowed = {"rpc_backends_core._bridge.torch_internals", "rpc_backends_core._patches"}
     wrong = {
@@ -168,6 +202,20 @@ def test_private_names_of_torch_are_in_one_module() -> None:
         if PRIVATE_NAME_OF_TORCH.search(line) and not line.strip().startswith(("#", '"torch.'))
     }
     assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_every_private_name_that_a_patch_uses_is_listed() -> None:
+    listed = {name.path.rpartition(".")[2] for name in torch_internals.NAMES}
+    source = modules()["rpc_backends_core._patches"].read_text()
+    used = {
+        name
+        for node in ast.walk(ast.parse(source))
+        for name in (getattr(node, "attr", None), getattr(node, "value", None))
+        if isinstance(name, str) and re.fullmatch("_[A-Za-z]\\w+", name)
+    }
+
+    # Not torch's: a function of Python, and arguments of torch's options.
+    assert used - {"_getframe", "_transports", "_channels"} <= listed
 
 
 @pytest.mark.parametrize("name", ["rpc_backends_core.spi", "rpc_backends_core.spi.inspection"])

@@ -1,7 +1,7 @@
 """Torch's private names that this project uses: a list with the purpose of each, and accessors.
 
-No other module, of the core or of a package, uses a private name of torch. (`_patches` replaces
-some.)
+No other module, of the core or of a package, uses a private name of torch. `_patches` replaces some of
+these names, and uses what it replaces.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rpc_backends_core._process_state import STATE
 _MATRIX = "2.6.0, 2.9.1, 2.13.0, 2.14.1, 2.15.0"
 #: The versions in which the others were found.
 _LATER = "2.9.1, 2.13.0"
+_LATEST = "2.13.0"
 
 
 class PrivateName(NamedTuple):
@@ -196,6 +197,32 @@ NAMES = (
         "the class of RRefs in C++; its methods limit timeouts, and name the owner in errors",
         "import torch leaves torch's RPC unchanged",
         _LATER,
+    ),
+    PrivateName(
+        "torch.distributed.rpc.PyRRef._get_type",
+        "asks the owner for a type; a timeout is limited, and an error names the owner",
+        "import torch leaves torch's RPC unchanged",
+        _LATEST,
+    ),
+    *(
+        PrivateName(
+            f"torch.distributed.rpc.api.{name}",
+            f"sends a call of {what}; refuses tensors on which TensorPipe ends the process",
+            "import torch leaves torch's RPC unchanged",
+            _LATEST,
+        )
+        for name, what in (
+            ("_invoke_rpc_builtin", "an operator"),
+            ("_invoke_remote_builtin", "an operator, for an RRef"),
+            ("_invoke_rpc_torchscript", "TorchScript"),
+            ("_invoke_remote_torchscript", "TorchScript, for an RRef"),
+        )
+    ),
+    PrivateName(
+        "torch.distributed.rpc._init_rpc_backend",
+        "starts a backend on the caller's store, for torch's tests and some programs",
+        "nothing changes for init_rpc",
+        _LATEST,
     ),
     PrivateName(
         "torch.distributed.rpc.internal.serialize",
