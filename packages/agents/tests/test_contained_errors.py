@@ -239,7 +239,7 @@ def test_no_call_is_lost_while_no_thread_can_start(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=2 * TIME_LIMIT,
+        timeout=10 * TIME_LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -293,7 +293,7 @@ def test_a_forked_child_may_exit_in_any_way(transport: str) -> None:
         env={"PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
-        timeout=2 * TIME_LIMIT,
+        timeout=10 * TIME_LIMIT,
         check=False,
     )
     assert done.stdout == "[0, 0, 0, 0] 0 True\n", done.stderr

@@ -39,7 +39,7 @@ def test_a_process_exits_while_a_python_transport_sends() -> None:
         env={"PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
-        timeout=2 * TIME_LIMIT,
+        timeout=10 * TIME_LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr
