@@ -362,7 +362,7 @@ class TwoHosts:
         subprocess.run(
             ["ip", "-n", host.name, "link", "set", host.interface, state],
             check=True,
-            timeout=5 * TIME_LIMIT,
+            timeout=TIME_LIMIT,
         )
 
     def end(self) -> None:
