@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from rpc_backends_faults.explore import progress
+from rpc_backends_faults.explore.plan import Plan
 from rpc_backends_faults.explore.processes import Program, RunningProgram
 from rpc_backends_faults.explore.progress import Waiting
 from rpc_backends_faults.explore.runs import Run
-from rpc_backends_faults.explore.search import Plan, Search
+from rpc_backends_faults.explore.search import Search
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +75,19 @@ def counted(pids: list[int], seconds: float) -> float:
 def test_time_in_which_a_program_computes_hardly_counts() -> None:
     with running("while True: pass") as pids:
         assert counted(pids, 1.5) < 1.0
+
+
+def test_a_wait_for_a_processor_that_lasts_longer_than_a_look_hardly_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Linux counts it when it ends: two looks see nothing, and the third one sees all of it."""
+    seen = iter([(0.0, 0.0, 0), (0.0, 0.0, 0), (0.0, 0.0, 0), (0.01, 2.99, 1)])
+    monkeypatch.setattr(progress, "thread_times", lambda _pids: {(1, 1): next(seen)})
+    waiting = Waiting(lambda: [1], every=1.0)
+    for now in (10.0, 11.0, 12.0, 13.0, 14.0):
+        waiting.look(now)
+    first = 1.0  # until the first look at the threads
+    assert waiting.seconds - first == pytest.approx(3 * 0.25)  # as if it computed all the time
 
 
 def test_time_in_which_all_threads_sleep_counts() -> None:

@@ -60,7 +60,11 @@ class Waiting:
             self.seconds = now - self._began
         else:
             passed = now - self._at
-            self.seconds += passed * (1 - min(busiest(self._before, times) / passed, 1 - _LEAST))
+            busy = busiest(self._before, times)
+            self.seconds += passed * (1 - min(busy / passed, 1 - _LEAST))
+            # Linux counts a wait for a processor when it ends, so part of it may belong to earlier looks.
+            earlier = max(busy - passed, 0.0) * (1 - _LEAST)
+            self.seconds = max(self.seconds - earlier, 0.0)
         self._before, self._at = times, now
 
 
