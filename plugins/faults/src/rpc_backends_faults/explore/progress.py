@@ -17,14 +17,14 @@ _LEAST = 0.25
 #: Seconds between two looks at the threads.
 _EVERY = 1.0
 
-#: Seconds that a thread runs at a time, on average, if it computes. One that only polls runs less, if
-#: others need the processor.
+#: Seconds that a thread runs between two sleeps, on average, if it computes. One that only polls runs
+#: less.
 _COMPUTES = 0.0005
 #: The thread of TENSORPIPE that polls all the time, also while every other thread waits.
 _POLLS = "TP_SHM_reactor"
 
 #: For each thread the seconds in which it ran, the seconds in which it was ready but had no processor,
-#: and how many times it got one.
+#: and how many times it went to sleep by itself.
 Times = dict[tuple[int, int], tuple[float, float, int]]
 
 
@@ -73,8 +73,8 @@ def busiest(before: Times, after: Times) -> float:
     most = 0.0
     for thread, times in after.items():
         earlier = before.get(thread, (0.0, 0.0, 0))
-        ran, waited, turns = (new - old for new, old in zip(times, earlier, strict=True))
-        most = max(most, ran + waited if ran >= turns * _COMPUTES else ran)
+        ran, waited, sleeps = (new - old for new, old in zip(times, earlier, strict=True))
+        most = max(most, ran + waited if ran >= sleeps * _COMPUTES else ran)
     return most
 
 
@@ -95,6 +95,7 @@ def thread_times(processes: Sequence[int]) -> Times:
             with contextlib.suppress(OSError, ValueError):
                 if (thread / "comm").read_text().strip() == _POLLS:
                     continue
-                ran, waited, turns = map(int, (thread / "schedstat").read_text().split())
-                times[pid, int(thread.name)] = (ran / 1e9, waited / 1e9, turns)
+                ran, waited, _ = map(int, (thread / "schedstat").read_text().split())
+                sleeps = (thread / "status").read_text().rpartition("\nvoluntary_ctxt_switches:")[2]
+                times[pid, int(thread.name)] = (ran / 1e9, waited / 1e9, int(sleeps.split()[0]))
     return times
