@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -123,7 +124,10 @@ def _hash(folder: Path) -> str:
     versions = " ".join(metadata.version(name) for name in used)
     platform = f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
     flags = " ".join(os.environ.get(name, "") for name in ("CXX", "CXXFLAGS", "LDFLAGS"))
-    compiler = subprocess.check_output([os.environ.get("CXX") or "c++", "--version"], text=True)
+    command = shlex.split(os.environ.get("CXX") or "c++")  # it may begin with ccache
+    # Without a compiler, CMake says what is missing.
+    found = shutil.which(command[0])
+    compiler = subprocess.check_output([*command, "--version"], text=True) if found else ""
     digest = hashlib.sha256("\0".join((versions, platform, flags, compiler)).encode())
     for source in inputs(folder):
         digest.update(f"\n{source.relative_to(ROOT)}\n".encode())

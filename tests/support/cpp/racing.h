@@ -54,7 +54,7 @@ void expect_each_event_on_one_thread(Inbox& inbox, size_t count, const std::func
   EXPECT_EQ(std::set<int>(peers.begin(), peers.end()).size(), count);
 }
 
-// The memory of events that nobody has taken, and of those that are pushed later, is released at once.
+// The memory of events that no thread has taken, and of those that are pushed later, is released at once.
 template <typename Inbox>
 void expect_close_to_release_events(Inbox& inbox) {
   const auto push = [&inbox] {
