@@ -185,8 +185,13 @@ class StreamEngine : public GatedTransport::Engine {
   std::shared_ptr<Link> add_link(int fd, int peer, bool peer_calls) {
     links_.remove_if([](const auto& link) { return link->ended && (link->thread.join(), true); });
     const auto link = std::make_shared<Link>(fd, peer, peer_calls);
-    link->thread = start_thread("rpc-read", [this, link] { run(link); });
-    links_.push_back(link);
+    links_.push_back(link);  // first, because a thread that is in no list would not be joined
+    try {
+      link->thread = start_thread("rpc-read", [this, link] { run(link); });
+    } catch (...) {
+      links_.pop_back();
+      throw;
+    }
     return link;
   }
 
