@@ -126,8 +126,8 @@ def _hash(folder: Path) -> str:
     flags = " ".join(os.environ.get(name, "") for name in ("CXX", "CXXFLAGS", "LDFLAGS"))
     command = shlex.split(os.environ.get("CXX") or "c++")  # it may begin with ccache
     # Without a compiler, CMake says what is missing.
-    found = shutil.which(command[0])
-    compiler = subprocess.check_output([*command, "--version"], text=True) if found else ""
+    installed = shutil.which(command[0]) is not None
+    compiler = subprocess.check_output([*command, "--version"], text=True) if installed else ""
     digest = hashlib.sha256("\0".join((versions, platform, flags, compiler)).encode())
     for source in inputs(folder):
         digest.update(f"\n{source.relative_to(ROOT)}\n".encode())
