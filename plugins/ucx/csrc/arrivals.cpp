@@ -5,8 +5,6 @@
 #include <memory>
 #include <utility>
 
-#include "link.h"
-
 namespace rpc_backends::ucx {
 
 using namespace wire;
@@ -16,6 +14,8 @@ namespace {
 // After this many calls of ucp_worker_progress(), UCX has handled everything that was in its queue before them.
 constexpr int kDrain = 64;
 constexpr int kEveryPeer = -1;
+// How long a copy from the memory of a peer may take before its connection is closed anyway.
+constexpr std::chrono::seconds kCopyTime{5};
 
 }  // namespace
 
@@ -27,8 +27,8 @@ struct Arrivals::Fetch {
   Incoming::Target target;
 };
 
-Arrivals::Arrivals(Owner& owner, Worker& worker, Inbox& inbox, Counters& counters, const DeviceMemory& device_memory)
-    : owner_(owner), worker_(worker), inbox_(inbox), counters_(counters), device_memory_(device_memory) {
+Arrivals::Arrivals(const Services& services, Worker& worker, LinkTable& table, DeferredTasks& deferred, Reject reject)
+    : services_(services), worker_(worker), table_(table), deferred_(deferred), reject_(std::move(reject)) {
   worker_.handle(Kind::kMessage, &on_message<Kind::kMessage>, this);
   worker_.handle(Kind::kPart, &on_message<Kind::kPart>, this);
   worker_.handle(Kind::kDevicePart, &on_message<Kind::kDevicePart>, this);
@@ -71,9 +71,9 @@ ucs_status_t Arrivals::take(Kind kind, const void* header, size_t header_size, v
   if (header_size >= sizeof token) {
     std::memcpy(&token, header, sizeof token);
   }
-  Link* const link = token ? owner_.owner_of(token) : nullptr;
+  Link* const link = token ? table_.of_token(token) : nullptr;
   if (link == nullptr) {
-    ++counters_.dropped;
+    ++services_.counters.dropped;
     return is_fetched ? UCS_ERR_REJECTED : UCS_OK;
   }
   bool is_taken = false;  // UCX owns `data` again
@@ -92,7 +92,7 @@ ucs_status_t Arrivals::take(Kind kind, const void* header, size_t header_size, v
         deliver(*link, target);
         return UCS_OK;
       }
-      const ucs_memory_type_t memory_type = device_memory_.type_of(target.memory.memory);
+      const ucs_memory_type_t memory_type = services_.device_memory.type_of(target.memory.memory);
       auto owned = std::make_unique<Fetch>(Fetch{this, link->peer, token, std::move(target)});
       Fetch* const fetch = owned.get();
       fetching_.insert(fetch);
@@ -120,14 +120,14 @@ ucs_status_t Arrivals::take(Kind kind, const void* header, size_t header_size, v
     } catch (const std::exception& error) {  // Malformed, or of the allocator
       wrong = error.what();
     }
-    owner_.run_later([this, peer = link->peer, token, wrong] {
-      const Link* const link = owner_.owner_of(token);
+    deferred_.add([this, peer = link->peer, token, wrong] {
+      const Link* const link = table_.of_token(token);
       if (link != nullptr && link->peer == peer) {
-        owner_.reject(peer, wrong);
+        reject_(peer, wrong);
       }
     });
   } catch (const std::bad_alloc&) {
-    owner_.mark_broken(link);
+    table_.mark_broken(link);
   }
   return result();
 }
@@ -136,7 +136,6 @@ void Arrivals::on_fetched(void* request, ucs_status_t status, size_t /*size*/, v
   ucp_request_free(request);
   const std::unique_ptr<Fetch> fetch(static_cast<Fetch*>(argument));
   Arrivals& arrivals = *fetch->arrivals;
-  Owner& owner = arrivals.owner_;
   const Token token = fetch->token;
   arrivals.fetching_.erase(fetch.get());
   try {
@@ -144,13 +143,13 @@ void Arrivals::on_fetched(void* request, ucs_status_t status, size_t /*size*/, v
       arrivals.fetched_.push_back(std::move(*fetch));
       return;
     }
-    owner.run_later([&owner, token, wrong = "a message cannot be fetched: " + ucx::text_of(status)] {
-      if (const Link* const link = owner.owner_of(token)) {
-        owner.reject(link->peer, wrong);
+    arrivals.deferred_.add([&arrivals, token, wrong = "a message cannot be fetched: " + text_of(status)] {
+      if (const Link* const link = arrivals.table_.of_token(token)) {
+        arrivals.reject_(link->peer, wrong);
       }
     });
   } catch (const std::bad_alloc&) {
-    owner.mark_broken(owner.owner_of(token));
+    arrivals.table_.mark_broken(arrivals.table_.of_token(token));
   }
 }
 
@@ -165,7 +164,7 @@ bool Arrivals::deliver_fetched() {
     }
     for (int i = 0; i < kDrain && ucp_worker_progress(worker_.get()) != 0; ++i) {
     }
-    owner_.do_later();
+    deferred_.run();
     deliver_below(checked_, kEveryPeer, UINT64_MAX, UINT64_MAX);
     any = true;
   }
@@ -181,6 +180,15 @@ bool Arrivals::is_fetching(int peer) const {
   return std::any_of(fetching_.begin(), fetching_.end(), [peer](const Fetch* fetch) { return fetch->peer == peer; });
 }
 
+void Arrivals::finish_copies(int peer) {
+  // UCX aborts the process if an endpoint is destroyed while it copies from the peer's memory.
+  for (const auto end = Clock::now() + kCopyTime; is_fetching(peer) && Clock::now() < end;) {
+    if (ucp_worker_progress(worker_.get()) == 0) {
+      break;  // it waits for the peer, and does not copy
+    }
+  }
+}
+
 void Arrivals::deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t small, uint64_t large) {
   // One at a time, so that the others stay if there is an exception.
   for (size_t i = 0; i < fetches.size();) {
@@ -191,16 +199,16 @@ void Arrivals::deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t smal
     }
     const Fetch fetch = std::move(fetches[i]);
     fetches.erase(fetches.begin() + static_cast<std::ptrdiff_t>(i));
-    Link* const link = owner_.owner_of(fetch.token);
+    Link* const link = table_.of_token(fetch.token);
     if (link == nullptr) {
       continue;
     }
     try {
       deliver(*link, fetch.target);
     } catch (const Malformed& error) {
-      owner_.reject(link->peer, error.what());
+      reject_(link->peer, error.what());
     } catch (const std::bad_alloc&) {
-      owner_.mark_broken(link);
+      table_.mark_broken(link);
     }
   }
 }
@@ -209,17 +217,17 @@ void Arrivals::deliver(Link& link, const Incoming::Target& target) {
   std::vector<Parts> complete;
   link.incoming(target.number).filled(target, complete);
   if (target.number < kFirstLarge) {
-    inbox_.note_small();
+    services_.inbox.note_small();
   }
   for (Parts& parts : complete) {
-    ++counters_.messages_received;
+    ++services_.counters.messages_received;
     for (const Part& part : parts) {
-      counters_.device_bytes += part.memory.is_host() ? 0 : part.size;
+      services_.counters.device_bytes += part.memory.is_host() ? 0 : part.size;
     }
     Event event;
     event.peer = link.peer;
     event.parts = std::move(parts);
-    inbox_.push(std::move(event));
+    services_.inbox.push(std::move(event));
   }
 }
 

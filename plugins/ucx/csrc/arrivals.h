@@ -8,31 +8,19 @@
 #include <string>
 #include <unordered_set>
 
-#include "inbox.h"
+#include "deferred_tasks.h"
 #include "incoming.h"
-#include "ucp.h"
+#include "link_table.h"
+#include "services.h"
 
 namespace rpc_backends::ucx {
 
-struct Link;
-
 class Arrivals {
  public:
-  // What the links do for this object. Callbacks of UCX must not throw and must not end links: they use run_later(),
-  // or, if memory is short, mark_broken(), whose link may be null.
-  class Owner {
-   public:
-    virtual Link* owner_of(const wire::Token& token) = 0;
-    virtual void reject(int peer, const std::string& reason) = 0;
-    virtual void run_later(std::function<void()> task) = 0;
-    virtual bool do_later() = 0;
-    virtual void mark_broken(Link* link) noexcept = 0;
+  // Ends the link with a peer that has sent invalid data.
+  using Reject = std::function<void(int peer, const std::string& reason)>;
 
-   protected:
-    ~Owner() = default;
-  };
-
-  Arrivals(Owner& owner, Worker& worker, Inbox& inbox, Counters& counters, const DeviceMemory& device_memory);
+  Arrivals(const Services& services, Worker& worker, LinkTable& table, DeferredTasks& deferred, Reject reject);
   ~Arrivals();
 
   void set_allocator(DeviceAllocator allocate) { allocate_ = std::move(allocate); }
@@ -43,7 +31,8 @@ class Arrivals {
   void deliver_below(int peer, uint64_t small, uint64_t large);
   // Whether UCX copies from the memory of a peer, or of this one.
   bool is_fetching() const { return !fetching_.empty(); }
-  bool is_fetching(int peer) const;
+  // Lets UCX finish what it copies from the memory of this peer.
+  void finish_copies(int peer);
 
  private:
   struct Fetch;
@@ -56,13 +45,14 @@ class Arrivals {
   ucs_status_t take(wire::Kind kind, const void* header, size_t header_size, void* data, size_t size, bool is_fetched);
   Incoming::Target place(Link& link, wire::Kind kind, const void* header, size_t header_size, size_t size);
   void deliver(Link& link, const Incoming::Target& target);
+  bool is_fetching(int peer) const;
   void deliver_below(std::deque<Fetch>& fetches, int peer, uint64_t small, uint64_t large);
 
-  Owner& owner_;
+  const Services& services_;
   Worker& worker_;
-  Inbox& inbox_;
-  Counters& counters_;
-  const DeviceMemory& device_memory_;
+  LinkTable& table_;
+  DeferredTasks& deferred_;
+  const Reject reject_;
   DeviceAllocator allocate_;
   std::unordered_set<Fetch*> fetching_;  // owned
   std::deque<Fetch> fetched_;            // complete, to be delivered

@@ -66,8 +66,7 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
         worker(guarded_worker(context, guard)),
         fd(worker->event_fd()),
         inbox(*this, settings.poll_time, counters),
-        links(Links::Services{settings, counters, inbox, callback_thread, releaser, timers, device_memory,
-                              identity.get()},
+        links(Services{settings, counters, inbox, callback_thread, releaser, timers, device_memory, identity.get()},
               *worker) {
     inbox.watch(timers.fd(), Inbox::kFirstId);
   }

@@ -119,6 +119,20 @@ TEST_F(ShortageTest, AFirstMessageThatRunsOutOfMemoryIsFollowedByALink) {
   }
 }
 
+TEST_F(ShortageTest, APeerIsKnownOnceItIsLearnedAgain) {
+  int number = 1;
+  for (bool has_failed = true; has_failed; ++number) {
+    WorkerOf caller(1, hasty_settings()), callee(2, hasty_settings());
+    caller.learn(callee);
+    const std::string address = caller.transport->address();
+    const Credentials of_caller = credentials(2, 1);
+    has_failed = fails(number, [&] { callee.transport->learn_address(1, address, of_caller); });
+    callee.transport->learn_address(1, address, of_caller);
+    expect_message(caller, callee);  // the caller's greeting comes first
+  }
+  EXPECT_GT(number, 3);
+}
+
 // Leaves this process no descriptor while it lives.
 class NoDescriptors {
  public:

@@ -1,0 +1,75 @@
+#include "link_table.h"
+
+#include <utility>
+
+namespace rpc_backends::ucx {
+
+using namespace wire;
+
+namespace {
+
+std::string text_of(const Proof& proof) {
+  return {proof.data(), proof.size()};
+}
+
+}  // namespace
+
+Link* LinkTable::find(int peer) const {
+  const auto known = links_.find(peer);
+  return known == links_.end() ? nullptr : known->second.get();
+}
+
+Link* LinkTable::find(int peer, uint64_t attempt) const {
+  Link* const link = find(peer);
+  return link != nullptr && link->attempt == attempt ? link : nullptr;
+}
+
+Link* LinkTable::of_token(const Token& token) const {
+  const auto known = tokens_.find(token);
+  return known == tokens_.end() ? nullptr : find(known->second);
+}
+
+Link* LinkTable::of_proof(const std::string& proof) const {
+  const auto known = proofs_.find(proof);
+  return known == proofs_.end() ? nullptr : find(known->second);
+}
+
+Link& LinkTable::add(int peer) {
+  return *links_.emplace(peer, std::make_unique<Link>(peer, max_message_)).first->second;
+}
+
+void LinkTable::remove(const Link& link) {
+  tokens_.erase(link.their_token);
+  proofs_.erase(text_of(link.credentials.their_proof));
+  links_.erase(link.peer);
+}
+
+void LinkTable::set_process(Link& link, std::string address, Credentials credentials) {
+  proofs_.erase(text_of(link.credentials.their_proof));
+  proofs_[text_of(credentials.their_proof)] = link.peer;  // first, because it may throw
+  link.address = std::move(address);
+  link.credentials = std::move(credentials);
+  link.opened = 0;
+  link.their_number = link.least_number = 0;
+  link.subject = {};
+  link.certificates = {};
+}
+
+void LinkTable::set_token(Link& link, const Token& token) {
+  tokens_[token] = link.peer;  // may throw; then a later greeting is new again
+  link.their_token = token;
+}
+
+void LinkTable::clear_token(Link& link) {
+  tokens_.erase(link.their_token);
+  link.their_token = Token();
+}
+
+void LinkTable::mark_broken(Link* link) noexcept {
+  if (link != nullptr) {
+    link->is_broken = true;
+    has_broken_ = true;
+  }
+}
+
+}  // namespace rpc_backends::ucx

@@ -1,0 +1,36 @@
+// Sends messages on links: at once, or as soon as the peer has answered the greeting. Needs the transport's lock.
+#pragma once
+
+#include <memory>
+
+#include "deferred_tasks.h"
+#include "link_table.h"
+#include "opening.h"
+#include "outbox.h"
+#include "services.h"
+
+namespace rpc_backends::ucx {
+
+class Sender {
+ public:
+  Sender(const Services& services, const Worker& worker, LinkTable& table, DeferredTasks& deferred, Opening& opening,
+         Outbox& outbox);
+
+  // Opens the link if it is not open. Throws TransportError.
+  void send(Link& link, Parts parts);
+  // Sends what waits for the answer to the greeting.
+  void flush(Link& link);
+
+ private:
+  void post(Link& link, std::unique_ptr<Outgoing> outgoing);
+  ucp_ep_h endpoint_for(Link& link, const Outgoing& outgoing);
+
+  const Services& services_;
+  LinkTable& table_;
+  DeferredTasks& deferred_;
+  Opening& opening_;
+  Outbox& outbox_;
+  const size_t max_header_;
+};
+
+}  // namespace rpc_backends::ucx

@@ -1,0 +1,109 @@
+#include "teardown.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+namespace rpc_backends::ucx {
+
+using namespace wire;
+
+namespace {
+
+// How long a connection stays open for a goodbye that has not left.
+constexpr std::chrono::seconds kPartingTime{5};
+
+}  // namespace
+
+void Teardown::lose(Link& link, const std::string& reason) {
+  close(link);
+  link.is_confirmed = false;
+  for (auto& queued : link.queue) {
+    outbox_.drop(std::move(queued));
+  }
+  link.queue.clear();
+  if (!link.is_lost) {
+    report_lost(link, reason);
+  }
+  table_.renew(link);
+}
+
+void Teardown::report_lost(Link& link, const std::string& reason) {
+  Event event;
+  event.kind = Event::Kind::kLost;
+  event.peer = link.peer;
+  event.reason = reason;
+  link.reason = reason;
+  services_.inbox.push(std::move(event));  // may throw, and the link is lost only if that is known
+  link.is_lost = true;
+  ++services_.counters.peers_lost;
+}
+
+void Teardown::close(Link& link) {
+  if (link.endpoint == nullptr) {
+    return;
+  }
+  if (link.bulk != nullptr) {
+    endpoints_.close(std::exchange(link.bulk, nullptr));
+  }
+  endpoints_.close(std::exchange(link.endpoint, nullptr));
+  link.token = Token();
+}
+
+void Teardown::end_incoming(Link& link) {
+  table_.clear_token(link);
+  link.least_number = std::max(link.least_number, link.their_number + 1);
+  link.goodbyes = 0;
+  std::destroy_at(&link.small);
+  std::construct_at(&link.small, services_.settings.max_message);
+  std::destroy_at(&link.large);
+  std::construct_at(&link.large, services_.settings.max_message, kFirstLarge);
+}
+
+void Teardown::part(Link& link, bool comes_back, const std::string& reason) {
+  end_incoming(link);
+  if (link.endpoint == nullptr) {
+    return;
+  }
+  say_goodbye(link, comes_back, reason, false);
+  const auto until = Clock::now() + kPartingTime;
+  // A goodbye that UCX cannot send at once would be dropped with the endpoint.
+  endpoints_.close_flushed(std::exchange(link.endpoint, nullptr), until);
+  if (link.bulk != nullptr) {
+    endpoints_.close(std::exchange(link.bulk, nullptr));
+  }
+  link.token = Token();
+  if (endpoints_.is_flushing()) {
+    services_.timers.at(until, [this] { endpoints_.close_due(Clock::now()); });
+  }
+}
+
+void Teardown::leave(Link& link) {
+  if (link.endpoint == nullptr) {
+    return;
+  }
+  say_goodbye(link, false, "it has closed the connection", true);
+  for (const ucp_ep_h endpoint : {std::exchange(link.endpoint, nullptr), std::exchange(link.bulk, nullptr)}) {
+    if (endpoint != nullptr) {
+      endpoints_.close_flushed(endpoint, Clock::time_point::max());
+    }
+  }
+}
+
+void Teardown::say_goodbye(Link& link, bool comes_back, const std::string& reason, bool on_both) {
+  Goodbye head;
+  head.token = link.token;
+  head.complete = outbox_.first_leaving(link.peer, link.next_small);
+  head.complete_large = outbox_.first_leaving(link.peer, link.next_large) - kFirstLarge;
+  head.comes_back = comes_back ? 1 : 0;
+  const bool is_twice = on_both && link.bulk != nullptr;
+  head.copies = is_twice ? 2 : 1;
+  std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
+  bytes += reason.substr(0, kLongestReason);
+  outbox_.send_head(link.endpoint, Kind::kGoodbye, bytes);
+  if (is_twice) {
+    outbox_.send_head(link.bulk, Kind::kGoodbye, bytes);
+  }
+}
+
+}  // namespace rpc_backends::ucx
