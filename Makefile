@@ -87,7 +87,7 @@ reports: setup  ## run the conformance suite on our backends, and make docs/back
 	done
 	$(BIN)/python docs/_ext/backend_index.py
 
-test: lint  ## lint, type checks and tests (14 min on two cores); repeats a stage only if something has changed (AGAIN=1: all)
+test: lint  ## lint, type checks and tests (15 min on two cores); repeats a stage only if something has changed (AGAIN=1: all)
 	$(MAKE) -j2 -O typecheck test-cpp
 	$(RUN_STAGES) $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
