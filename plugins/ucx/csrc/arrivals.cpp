@@ -110,7 +110,7 @@ ucs_status_t Arrivals::take(Kind kind, const void* header, size_t header_size, v
         fetching_.erase(fetch);
         owned.reset(fetch);
         if (request != nullptr) {
-          throw Malformed("a message cannot be fetched: " + ucx::text_of(UCS_PTR_STATUS(request)));
+          throw Malformed("a message cannot be fetched: " + text_of(UCS_PTR_STATUS(request)));
         }
         fetched_.push_back(std::move(*fetch));
       }

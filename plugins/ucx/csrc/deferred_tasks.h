@@ -1,4 +1,4 @@
-// Tasks that callbacks of UCX leave for later: such a callback must not throw, and must not end links. Needs the
+// Tasks for later, when no callback of UCX runs: such a callback must not throw, and must not end links. Needs the
 // transport's lock.
 #pragma once
 
@@ -10,6 +10,7 @@ namespace rpc_backends::ucx {
 
 class DeferredTasks {
  public:
+  // Throws std::bad_alloc; a callback of UCX then uses LinkTable::mark_broken().
   void add(std::function<void()> task) { tasks_.push_back(std::move(task)); }
 
   // Runs all, also those that are added meanwhile; returns whether there was any.

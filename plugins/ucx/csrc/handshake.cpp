@@ -20,14 +20,13 @@ Handshake::Handshake(const Services& services, Worker& worker, LinkTable& table,
 }
 
 void Handshake::on_learned(Link& link) {
-  const Proof& proof = link.credentials.their_proof;
-  if (const auto greeting = strangers_.take({proof.data(), proof.size()})) {
+  if (const auto greeting = strangers_.take(text_of(link.credentials.their_proof))) {
     admit(link, *greeting);
   }
 }
 
 void Handshake::greeted(const Greeted& greeting) {
-  const std::string proof(greeting.head.proof.data(), greeting.head.proof.size());
+  const std::string proof = text_of(greeting.head.proof);
   if (Link* const link = table_.of_proof(proof)) {
     admit(*link, greeting);
   } else {

@@ -1,18 +1,11 @@
 #include "link_table.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace rpc_backends::ucx {
 
 using namespace wire;
-
-namespace {
-
-std::string text_of(const Proof& proof) {
-  return {proof.data(), proof.size()};
-}
-
-}  // namespace
 
 Link* LinkTable::find(int peer) const {
   const auto known = links_.find(peer);
@@ -45,8 +38,12 @@ void LinkTable::remove(const Link& link) {
 }
 
 void LinkTable::set_process(Link& link, std::string address, Credentials credentials) {
-  proofs_.erase(text_of(link.credentials.their_proof));
-  proofs_[text_of(credentials.their_proof)] = link.peer;  // first, because it may throw
+  const std::string former = text_of(link.credentials.their_proof), proof = text_of(credentials.their_proof);
+  proofs_[proof] = link.peer;  // may throw; then the link is as it was
+  if (const auto known = proofs_.find(former);
+      former != proof && known != proofs_.end() && known->second == link.peer) {
+    proofs_.erase(known);
+  }
   link.address = std::move(address);
   link.credentials = std::move(credentials);
   link.opened = 0;
@@ -56,6 +53,7 @@ void LinkTable::set_process(Link& link, std::string address, Credentials credent
 }
 
 void LinkTable::set_token(Link& link, const Token& token) {
+  clear_token(link);
   tokens_[token] = link.peer;  // may throw; then a later greeting is new again
   link.their_token = token;
 }
@@ -70,6 +68,10 @@ void LinkTable::mark_broken(Link* link) noexcept {
     link->is_broken = true;
     has_broken_ = true;
   }
+}
+
+void LinkTable::update_broken() {
+  has_broken_ = std::any_of(begin(), end(), [](const auto& entry) { return entry.second->is_broken; });
 }
 
 }  // namespace rpc_backends::ucx

@@ -35,7 +35,8 @@ class LinkTable {
   // Memory is short, so that the link must end. It may be null.
   void mark_broken(Link* link) noexcept;
   bool has_broken() const { return has_broken_; }
-  void clear_broken() { has_broken_ = false; }
+  // Call it when links that were broken have ended.
+  void update_broken();
 
   auto begin() const { return links_.begin(); }
   auto end() const { return links_.end(); }

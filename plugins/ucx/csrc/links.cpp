@@ -76,7 +76,8 @@ void Links::forget(int peer) {
 
 void Links::send(int peer, Parts parts) {
   Link* const link = table_.find(peer);
-  if (!opening_.is_started() || link == nullptr) {
+  // Without an address if memory was short when it was learned.
+  if (!opening_.is_started() || link == nullptr || link->address.empty()) {
     throw TransportError(opening_.is_started() ? called(peer) + " is not known to this worker"
                                                : "the transport has not been started");
   }
@@ -199,7 +200,7 @@ void Links::end_broken() {
       link->is_broken = false;
     }
   }
-  table_.clear_broken();  // only now, because these may throw
+  table_.update_broken();  // not false: a callback of UCX may have marked one more
 }
 
 bool Links::progress() {

@@ -16,7 +16,8 @@ class Teardown {
   Teardown(const Services& services, LinkTable& table, Endpoints& endpoints, Outbox& outbox)
       : services_(services), table_(table), endpoints_(endpoints), outbox_(outbox) {}
 
-  // Closes the connection to the peer at once, and reports the peer as lost.
+  // Closes the connection to the peer at once, drops what waits for it, and reports the peer as lost. Timers of this
+  // attempt find nothing.
   void lose(Link& link, const std::string& reason);
   void report_lost(Link& link, const std::string& reason);
   // Closes the connection to the peer at once.

@@ -19,6 +19,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace rpc_backends::ucx {
 
@@ -33,6 +34,10 @@ enum class Kind : unsigned { kGreeting = 0, kMessage = 1, kPart = 2, kGoodbye = 
 
 inline constexpr size_t kProofSize = 32;
 using Proof = std::array<char, kProofSize>;
+
+inline std::string text_of(const Proof& proof) {
+  return {proof.data(), proof.size()};
+}
 
 // 128 random bits, which only the two ends of a link know. All zero: none.
 struct Token {

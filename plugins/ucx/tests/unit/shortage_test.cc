@@ -133,6 +133,43 @@ TEST_F(ShortageTest, APeerIsKnownOnceItIsLearnedAgain) {
   EXPECT_GT(number, 3);
 }
 
+TEST_F(ShortageTest, APeerKeepsItsProcessIfAnotherOneCannotBeLearned) {
+  int number = 1;
+  for (bool has_failed = true; has_failed; ++number) {
+    WorkerOf caller(1, hasty_settings()), callee(2, hasty_settings());
+    caller.learn(callee);
+    callee.learn(caller);
+    const std::string address = caller.transport->address();
+    Credentials of_other = credentials(2, 1);
+    of_other.their_proof[0] ^= 1;
+    has_failed = fails(number, [&] { callee.transport->learn_address(1, address, of_other); });
+    callee.learn(caller);
+    expect_message(caller, callee);
+  }
+  EXPECT_GT(number, 3);
+}
+
+TEST_F(ShortageTest, NothingIsSentToAPeerThatCouldNotBeLearned) {
+  int number = 1;
+  for (bool has_failed = true; has_failed; ++number) {
+    WorkerOf caller(1, hasty_settings()), callee(2, hasty_settings());
+    const std::string address = callee.transport->address();
+    const Credentials of_callee = credentials(1, 2);
+    has_failed = fails(number, [&] { caller.transport->learn_address(2, address, of_callee); });
+    if (has_failed) {
+      try {
+        caller.transport->send(2, parts_with({"too early"}), false);
+      } catch (const TransportError& error) {  // unless only what comes after it has failed
+        EXPECT_STREQ(error.what(), "worker 2 is not known to this worker");
+      }
+      caller.transport->learn_address(2, address, of_callee);
+    }
+    callee.learn(caller);
+    expect_message(caller, callee);
+  }
+  EXPECT_GT(number, 3);
+}
+
 // Leaves this process no descriptor while it lives.
 class NoDescriptors {
  public:
