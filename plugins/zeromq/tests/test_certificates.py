@@ -201,10 +201,10 @@ def raw_transport(
 
 
 def refusal(native: Transport) -> str:
-    """Send a message; return why the connection for it is refused."""
+    """Send a message; return why the connection for it is refused: a slow sender is told at once."""
     try:
         native.send(0, [b"x"], False)
-    except TransportError as error:  # a thread that the machine keeps waiting is told while it sends
+    except TransportError as error:
         return str(error)
     kind, _, _, reason = native.receive(SOON) or ("", 0, [], "")
     assert kind == "lost"
