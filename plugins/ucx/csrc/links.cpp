@@ -27,8 +27,7 @@ Links::Links(const Services& services, Worker& worker)
       endpoints_(
           worker, services.inbox, [this](ucp_ep_h endpoint, ucs_status_t status) { on_error(endpoint, status); },
           [this](int peer) { arrivals_.finish_copies(peer); }),
-      outbox_({services.settings, services.counters, services.inbox, services.releaser, services.timers,
-               services.device_memory}),
+      outbox_(services_),
       arrivals_(services_, worker, table_, deferred_,
                 [this](int peer, const std::string& reason) { reject(peer, reason); }),
       processes_(services.inbox),

@@ -6,25 +6,13 @@
 #include <unordered_set>
 #include <vector>
 
-#include "inbox.h"
 #include "outgoing.h"
-#include "rpc_backends_agents/releaser.h"
-#include "timers.h"
-#include "ucp.h"
+#include "services.h"
 
 namespace rpc_backends::ucx {
 
 class Outbox {
  public:
-  struct Services {
-    const Settings& settings;
-    Counters& counters;
-    Inbox& inbox;
-    Releaser& releaser;
-    Timers& timers;
-    const DeviceMemory& device_memory;
-  };
-
   explicit Outbox(const Services& services) : services_(services) {}
 
   // Gives a message to UCX, as message `number` of the link with this token. Returns UCX's error if the connection has
@@ -48,7 +36,7 @@ class Outbox {
   static void on_sent(void* request, ucs_status_t status, void* outgoing);
   void completed(Outgoing& outgoing);
 
-  const Services services_;
+  const Services& services_;
   std::unordered_set<Outgoing*> leaving_;  // owned until the destructor
   std::vector<std::unique_ptr<Outgoing>> sent_;
 };

@@ -201,10 +201,10 @@ def raw_transport(
 
 
 def refusal(native: Transport) -> str:
-    """Send a message; return why the connection for it is refused: a slow sender is told at once."""
+    """Send a message; return why the connection for it is refused."""
     try:
         native.send(0, [b"x"], False)
-    except TransportError as error:
+    except TransportError as error:  # the refusal has come before the message was queued
         return str(error)
     kind, _, _, reason = native.receive(SOON) or ("", 0, [], "")
     assert kind == "lost"

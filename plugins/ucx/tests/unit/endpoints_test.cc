@@ -58,7 +58,9 @@ class ASlowPeer : public testing::Test {
   DeviceMemory device_memory{context, {}};
   std::vector<int> closed;
   Endpoints endpoints{worker, inbox, [](ucp_ep_h, ucs_status_t) {}, [this](int id) { closed.push_back(id); }};
-  Outbox outbox{{settings, counters, inbox, releaser, timers, device_memory}};
+  CallbackThread callback_thread{"test", {}, {}};
+  const Services services{settings, counters, inbox, callback_thread, releaser, timers, device_memory, nullptr};
+  Outbox outbox{services};
   ucp_ep_h endpoint = nullptr;
 };
 
