@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from rpc_backends_agents.roster import Roster
 from rpc_backends_core._device_maps import WorkerDevices
 from rpc_backends_core._group import composition, contents
 from rpc_backends_core._group.answers import read_answer
-from rpc_backends_core.spi import GroupError, StoreError
+from rpc_backends_core.spi import GroupError, StoreError, processes
 
 ODD: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 7, 32767, 32768, 65535, 2**31, 2**63, -(2**63), 10**30, 0.5),
@@ -284,10 +284,12 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
 
 def members() -> tuple[list[bytes], Callable[[bytes], None]]:
     """Read TENSORPIPE's list of members: it survives a round trip, or is an error."""
+    known_processes = [(), ("no such host", 7, "9"), tuple(processes.this_process())]
     peers = [
         membership.Peer(f"w{n}", n, n, WorkerDevices(f"w{n}", None, 0, {}, []), "uv://h:1", ("::1", n))
         for n in range(3)
     ]  # fmt: skip
+    peers = [replace(peer, process=known_processes[peer.rank]) for peer in peers]
     state = membership.State(3, {peer.name: peer for peer in peers}, frozenset(range(3)))
     empty = membership.State()
     seeds = [
@@ -303,6 +305,9 @@ def members() -> tuple[list[bytes], Callable[[bytes], None]]:
         again = membership.State.from_json(json.loads(json.dumps(parsed.to_json())))
         assert again == parsed
         ids = [peer.worker_id for peer in parsed.peers.values()]
+        assert all(
+            peer.process_has_ended() in (True, False, None) for peer in parsed.peers.values()
+        )
         assert len(ids) == len(set(ids)) and all(map(contents.is_id, [*ids, *parsed.used]))
 
     return seeds, take

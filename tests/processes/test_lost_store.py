@@ -205,18 +205,24 @@ def test_an_invalid_record_count_costs_no_time_or_memory(where: Meeting, text: s
 
 
 NO_DEVICES = {"name": "w9", "accelerator": None, "count": 0, "maps": {}, "devices": []}
-WITHOUT_AN_ADDRESS = {
-    "key": "ab" * 32,
-    "version": 9,
-    "used": [9],
-    "peers": [["w9", 9, 9, NO_DEVICES, "uv://127.0.0.1:1", ["no-such-host.invalid", 1]]],
-}
+
+
+def member_list(host: str, process: object) -> str:
+    """Return a list with one member that has this host and this process."""
+    peer = ["w9", 9, 9, NO_DEVICES, "uv://127.0.0.1:1", [host, 1], process]
+    return json.dumps({"key": "ab" * 32, "version": 9, "used": [9], "peers": [peer]})
 
 
 @pytest.mark.parametrize(
     "text",
-    ["none", '{"key": "00", "peers": [[]]}', "[" * 100_000, json.dumps(WITHOUT_AN_ADDRESS)],
-    ids=["text", "fields", "depth", "a name for an address"],
+    [
+        "none",
+        '{"key": "00", "peers": [[]]}',
+        "[" * 100_000,
+        member_list("no-such-host.invalid", []),
+        member_list("127.0.0.1", [["nested"]]),
+    ],
+    ids=["text", "fields", "depth", "a name for an address", "no process"],
 )
 def test_an_invalid_member_list_fails_only_the_joiner(where: Meeting, text: str) -> None:
     with Workers(3) as workers:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -238,9 +241,24 @@ def test_a_new_group_can_form_after_all_have_left(where: Meeting) -> None:
             workers.run(steps.leave)
 
 
-def test_the_next_joiner_removes_a_killed_member(url: str) -> None:
+def hide_process(me: WorkerContext) -> None:
+    """Make this worker look like one on another host: no other worker can see when its process ends."""
+    core = sys.modules["rpc_backends_core._group.processes"]
+    core._BOOT = Path("/no such host")  # type: ignore[attr-defined]
+
+
+def listener(me: WorkerContext) -> tuple[str, int]:
+    """Return where this worker listens for membership updates and liveness questions."""
+    address: tuple[str, int] = rpc.api._get_current_rpc_agent().listener.address
+    return address
+
+
+@pytest.mark.parametrize("seen", ["process", "port"])
+def test_the_next_joiner_removes_a_killed_member(url: str, seen: str) -> None:
     """With stock torch the killed member stays, and joiners fail when they connect to its address."""
     with Workers(4) as workers:
+        if seen == "port":
+            workers.run(hide_process)
         workers.run(join_dynamic, url, on=[0, 1, 2])
         workers[1].kill()
 
@@ -277,6 +295,41 @@ def test_a_killed_member_can_be_replaced_with_its_name_and_rank(url: str) -> Non
 
         assert workers.run(steps.members) == [{"worker0": 0, "worker1": 1, "worker2": 2}] * 3
         assert_all_call_all(workers, "worker0", "worker1", "worker2")
+        workers.run(steps.leave)
+
+
+def test_nothing_connects_to_the_port_of_a_killed_member(url: str) -> None:
+    """A new agent may have the port. TensorPipe ends its process if a message there is not its own."""
+    with Workers(5) as workers:
+        workers.run(join_dynamic, url, on=[0, 1, 2])
+        ports = [workers[index].call(listener) for index in (1, 2)]
+        for index in (1, 2):
+            workers[index].kill()
+        with contextlib.ExitStack() as stack:
+            new_owners = [stack.enter_context(socket.create_server(port)) for port in ports]
+
+            workers[3].call(join_dynamic, url)  # the two are still on the list
+            workers[4].call(join_dynamic, url, name="worker1", rank=1)
+            assert workers[0].call(steps.members) == {"worker0": 0, "worker3": 3, "worker1": 1}
+            workers.run(steps.leave)
+
+            for owner in new_owners:
+                owner.setblocking(False)
+                with pytest.raises(BlockingIOError):  # nobody is waiting to be accepted
+                    owner.accept()
+
+
+@pytest.mark.parametrize("seen", ["process", "port"])
+def test_the_list_of_members_omits_a_killed_one(url: str, seen: str) -> None:
+    with Workers(3) as workers:
+        if seen == "port":
+            workers.run(hide_process)
+        workers.run(join_dynamic, url)
+        workers[1].kill()
+
+        wait_until(lambda: workers[0].call(steps.members) == {"worker0": 0, "worker2": 2}, 10)
+
+        wait_until(lambda: workers[2].call(steps.members) == {"worker0": 0, "worker2": 2}, 10)
         workers.run(steps.leave)
 
 

@@ -32,6 +32,7 @@ from rpc_backends_core.spi import (
     RankMappingMixin,
     StoreError,
     device_maps,
+    processes,
     torch_internals,
 )
 
@@ -107,9 +108,11 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
         others = [
             member for member in state.peers.values() if member.worker_id != self.me.worker_id
         ]
+        reached = [peer for peer in others if not peer.process_has_ended()]
         message = broadcast.sealed(dumps(state.to_json()).encode(), self.membership.key)
-        taken = broadcast.send_to_all([peer.listener for peer in others], message, timeout)
-        return [peer for peer, answered in zip(others, taken, strict=True) if not answered]
+        taken = broadcast.send_to_all([peer.listener for peer in reached], message, timeout)
+        told = {peer.name for peer, answered in zip(reached, taken, strict=True) if answered}
+        return [peer for peer in others if peer.name not in told]
 
     def listen(self, connection: socket.socket) -> None:
         """Apply a broadcast that another member sends to this worker's listener."""
@@ -119,9 +122,8 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
             logger.exception("RPC worker %r could not apply a membership update", self.me.name)
 
     def has_ended(self, name: str) -> bool:
-        """Return whether the process of a member has ended: nothing listens at its address."""
-        peer = self._state.peers.get(name)
-        return peer is not None and refused([peer.listener], _SEARCH_SECONDS)[0]
+        """Return whether the process of a member has ended."""
+        return bool(_ended([peer for peer in self._state.peers.values() if peer.name == name]))
 
     def get_worker_infos(self) -> list[WorkerInfo]:
         """Return the current members of the group, after a search for those whose process has ended."""
@@ -135,8 +137,7 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
     def _remove_dead(self) -> None:
         """Remove members whose process has ended from the list, and tell the others."""
         others = [peer for peer in self._state.peers.values() if peer.name != self.me.name]
-        is_refused = refused([peer.listener for peer in others], _SEARCH_SECONDS)
-        dead = [peer for peer, gone in zip(others, is_refused, strict=True) if gone]
+        dead = _ended(others)
         if not dead:
             return
         # If the store is lost, the list stays as it is.
@@ -176,7 +177,7 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
         """Stop the agent, and remove this worker from the list if it has not left the group.
 
         If it stayed on the list, other workers would send liveness questions to its port, which another
-        process may have by then. If that process runs TensorPipe there, such an invalid greeting ends it.
+        agent may have by then (:mod:`.liveness`).
         """
         if self.is_listed:
             self.is_listed = False
@@ -268,7 +269,7 @@ def start(group: Group, options: Any) -> Any:
     worker_id = membership.reserve(name, rank, mine, wanted=torch_internals.fixed_worker_id())
     engine = AgentStore(name)
     agent = TensorPipeDynamicAgent(engine.store, name, worker_id, None, options, {}, [])
-    me = Peer(name, rank, worker_id, mine)
+    me = Peer(name, rank, worker_id, mine, process=tuple(processes.this_process()))
     agent.begin(engine, membership, me)
     try:
         torch_internals.init_rpc_states(agent)
@@ -294,6 +295,15 @@ def _introduce(agent: TensorPipeDynamicAgent, state: State, options: Any) -> Non
         logger.warning("removing RPC workers that are gone from the member list: %s", names)
         state = agent.membership.remove(gone, ended=True)
         _warn_of(agent.notify(state, timeout=options.rpc_timeout), agent.me)
+
+
+def _ended(peers: Sequence[Peer]) -> list[Peer]:
+    """Return the members whose process has ended: seen on this host, else nothing listens there."""
+    here = {peer.name: peer.process_has_ended() for peer in peers}
+    elsewhere = [peer for peer in peers if here[peer.name] is None]
+    is_refused = refused([peer.listener for peer in elsewhere], _SEARCH_SECONDS)
+    gone = {peer.name for peer, ended in zip(elsewhere, is_refused, strict=True) if ended}
+    return [peer for peer in peers if here[peer.name] or peer.name in gone]
 
 
 def _warn_of(silent: Sequence[Peer], me: Peer) -> None:

@@ -1,10 +1,14 @@
 """Checks whether a member of a dynamic group is still alive.
 
 Probing TensorPipe's own port would break it: its listener stops accepting once a connection ends
-without a greeting (torch 2.13). So each member has a separate listening socket. The kernel accepts
-connections to it while the process lives and refuses them afterwards, until another process gets the
-port. So the check also asks for the id of the member. Members receive membership updates on the same
-socket (:mod:`.broadcast`).
+without a greeting, and an invalid greeting ends its process (torch 2.13). So each member has a separate
+listening socket. The kernel accepts connections to it while the process lives and refuses them
+afterwards, until another process gets the port. So the check also asks for the id of the member. Members
+receive membership updates on the same socket (:mod:`.broadcast`).
+
+A new TensorPipe agent may get the port of a process that was killed. So nothing connects to the port of
+a member of this host whose process has ended, which is seen without a connection. The end of a process
+on another host can only be seen at its port.
 """
 
 from __future__ import annotations

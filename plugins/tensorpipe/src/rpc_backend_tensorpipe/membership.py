@@ -14,7 +14,14 @@ from torch.distributed.rpc import WorkerInfo
 from rpc_backend_tensorpipe import broadcast
 from rpc_backend_tensorpipe.agents import dumps
 from rpc_backend_tensorpipe.liveness import is_alive
-from rpc_backends_core.spi import STORE_TIMEOUT, StoreAccess, device_maps, stored, worker_info
+from rpc_backends_core.spi import (
+    STORE_TIMEOUT,
+    StoreAccess,
+    device_maps,
+    processes,
+    stored,
+    worker_info,
+)
 
 logger = logging.getLogger("rpc_backends.tensorpipe")
 
@@ -33,6 +40,7 @@ class Peer:
     :ivar worker_id: the id that agents use for this member; no id is given twice in a group.
     :ivar address: where its agent listens, in TensorPipe's notation.
     :ivar listener: host and port of its liveness listener; see :mod:`.liveness`.
+    :ivar process: its process as ``processes.this_process`` returns it there; empty if unknown.
     """
 
     name: str
@@ -41,6 +49,12 @@ class Peer:
     devices: device_maps.WorkerDevices
     address: str = ""
     listener: tuple[str, int] = ("", 0)
+    process: tuple[str | int, ...] = ()
+
+    def process_has_ended(self) -> bool | None:
+        """Return whether its process has ended; None if that cannot be seen from this host."""
+        process = [*self.process]
+        return processes.has_ended(process) if processes.is_local(process) else None
 
     def at(self, address: str, listener: tuple[str, int]) -> Peer:
         """Return a copy of this member with the addresses of its running agent."""
@@ -82,6 +96,7 @@ class State:
                     peer.devices.to_json(),
                     peer.address,
                     list(peer.listener),
+                    list(peer.process),
                 ]
                 for peer in self.peers.values()
             ],
@@ -111,7 +126,9 @@ class State:
         )
 
 
-def _peer(name: Any, rank: Any, worker_id: Any, of: Any, address: Any, listener: Any) -> Peer:
+def _peer(
+    name: Any, rank: Any, worker_id: Any, of: Any, address: Any, listener: Any, process: Any
+) -> Peer:
     WorkerInfo(name, worker_id)  # raises if torch does not allow the name
     host, port = listener
     if not (stored.is_id(rank) and stored.is_id(worker_id) and isinstance(address, str)):
@@ -119,9 +136,10 @@ def _peer(name: Any, rank: Any, worker_id: Any, of: Any, address: Any, listener:
     if not (isinstance(host, str) and type(port) is int and 0 <= port < 1 << 16):
         raise ValueError(f"the listener of its worker {name!r} is not a host and a port")
     ipaddress.ip_address(host)  # TensorPipe writes IP addresses; each name would cost a lookup
-    return Peer(
-        name, rank, worker_id, device_maps.WorkerDevices.from_json(of), address, (host, port)
-    )
+    if not (isinstance(process, list) and all(type(part) in (str, int) for part in process)):
+        raise ValueError(f"the process of its worker {name!r} is not a list of texts and numbers")
+    devices = device_maps.WorkerDevices.from_json(of)
+    return Peer(name, rank, worker_id, devices, address, (host, port), tuple(process))
 
 
 class Membership:
@@ -224,7 +242,9 @@ class Membership:
 
     def is_alive(self, peer: Peer) -> bool:
         """Return False if a member is certainly gone, True otherwise; see :mod:`.liveness`."""
-        return is_alive(peer.listener, broadcast.question(peer.worker_id, self.key))
+        return not peer.process_has_ended() and is_alive(
+            peer.listener, broadcast.question(peer.worker_id, self.key)
+        )
 
     def _others(self, state: State, name: str, rank: int) -> list[Peer]:
         """Return the members that have neither this name nor this rank.
