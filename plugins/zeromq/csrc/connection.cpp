@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <new>
 
+#include "memory_shortage.h"
 #include "wire.h"
 
 namespace rpc_backends::zeromq {
@@ -52,7 +54,10 @@ std::string why_refused(int error) {
 }  // namespace
 
 Connection::~Connection() {
-  close(Clock::now());
+  try {
+    close(Clock::now());
+  } catch (const std::bad_alloc&) {  // the sockets are closed anyway
+  }
 }
 
 std::unique_ptr<Channel> Connection::make_channel(const Credentials& credentials) {
@@ -91,10 +96,12 @@ void Connection::open(const Credentials& credentials, int self) {
   channel_ = channel.get();
   const auto on_end = [weak](const std::string& reason) {
     if (const auto connection = weak.lock()) {
-      connection->services_.event_loop.post([weak, reason] {
-        if (const auto ended = weak.lock()) {
-          ended->on_stream_end(reason);
-        }
+      insist([&] {
+        connection->services_.event_loop.post([weak, reason] {
+          if (const auto ended = weak.lock()) {
+            ended->on_stream_end(reason);
+          }
+        });
       });
     }
   };
@@ -102,7 +109,7 @@ void Connection::open(const Credentials& credentials, int self) {
   ++services_.counters.connections;
   services_.event_loop.post([weak] {
     if (const auto connection = weak.lock()) {
-      connection->connect();
+      connection->run(&Connection::connect);
     }
   });
 }
@@ -117,14 +124,15 @@ void Connection::close(Clock::time_point deadline) {
   }
   --services_.counters.connections;
   unwatch();
-  const std::vector<std::shared_ptr<Connection>> others = lanes();
+  std::vector<std::shared_ptr<Connection>> others;
+  insist([&] { others = lanes(); });
   if (!others.empty()) {
     for (const auto& lane : others) {
-      lane->stream_->drain(deadline);
+      insist([&] { lane->stream_->drain(deadline); });
     }
-    stream_->drain(deadline);
+    insist([&] { stream_->drain(deadline); });
   }
-  stream_->close(deadline);
+  insist([&] { stream_->close(deadline); });
   for (const auto& lane : others) {
     lane->close(deadline);
   }
@@ -159,10 +167,24 @@ void Connection::end(const std::string& reason) {
 
 // --- on the event loop's thread ---------------------------------------------------------------------
 
+// Runs a task. If memory or descriptors are short, the connection ends: its owner makes another one.
+void Connection::run(void (Connection::*task)()) {
+  if (ended_ || closed_) {
+    return;
+  }
+  try {
+    (this->*task)();
+  } catch (const std::exception& error) {
+    std::string reason;
+    insist([&] { reason = "the connection to " + endpoint_.text() + " has failed: " + error.what(); });
+    report_end(reason);
+  }
+}
+
 void Connection::later(double seconds, void (Connection::*task)()) {
   services_.event_loop.at(Clock::now() + duration_of(seconds), [weak = weak_from_this(), task] {
-    if (const auto connection = weak.lock(); connection && !connection->ended_ && !connection->closed_) {
-      (connection.get()->*task)();
+    if (const auto connection = weak.lock()) {
+      connection->run(task);
     }
   });
 }
@@ -173,8 +195,8 @@ void Connection::watch(uint32_t events, void (Connection::*task)()) {
   watch_ = services_.event_loop.watch(
       stream_->fd(),
       [weak = weak_from_this(), task] {
-        if (const auto connection = weak.lock(); connection && !connection->ended_ && !connection->closed_) {
-          (connection.get()->*task)();
+        if (const auto connection = weak.lock()) {
+          connection->run(task);
         }
       },
       events);
@@ -187,9 +209,6 @@ void Connection::unwatch() {
 }
 
 void Connection::connect() {
-  if (ended_ || closed_) {
-    return;
-  }
   if (::connect(stream_->fd(), endpoint_.address(), endpoint_.address_size()) == 0) {
     on_connected();
   } else if (errno == EINPROGRESS) {
@@ -423,18 +442,18 @@ void Connection::on_stream_end(const std::string& reason) {
 // The end of a connection has no reason, so this probes the endpoint.
 void Connection::find_out_why() {
   int error = 0;
-  if (const std::shared_ptr<Fd> probe = endpoint_.probe(error)) {
-    try {
+  try {
+    if (const std::shared_ptr<Fd> probe = endpoint_.probe(error)) {
       probe_ = services_.event_loop.watch(
           probe->get(), [connection = shared_from_this(), probe] { connection->on_probe(probe, true); }, EPOLLOUT);
       services_.event_loop.at(Clock::now() + kProbeTime,
                               [connection = shared_from_this(), probe] { connection->on_probe(probe, false); });
       return;
-    } catch (const TransportError&) {
-      error = EINPROGRESS;
     }
+  } catch (const std::exception&) {  // no watch can be made, or memory is short
+    error = EINPROGRESS;
   }
-  pass_end(why_it_ended(error));
+  pass_end_after_probe(error);
 }
 
 void Connection::on_probe(const std::shared_ptr<Fd>& probe, bool done) {
@@ -447,7 +466,13 @@ void Connection::on_probe(const std::shared_ptr<Fd>& probe, bool done) {
     socklen_t length = sizeof error;
     ::getsockopt(probe->get(), SOL_SOCKET, SO_ERROR, &error, &length);
   }
-  pass_end(why_it_ended(error));
+  pass_end_after_probe(error);
+}
+
+void Connection::pass_end_after_probe(int error) {
+  std::string reason;
+  insist([&] { reason = why_it_ended(error); });
+  pass_end(reason);
 }
 
 std::string Connection::why_it_did_not_connect(int error) const {

@@ -88,11 +88,13 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void on_stream_end(const std::string& reason);
   void find_out_why();
   void on_probe(const std::shared_ptr<Fd>& probe, bool done);
+  void run(void (Connection::*task)());
   void later(double seconds, void (Connection::*task)());
   void watch(uint32_t events, void (Connection::*task)());
   void unwatch();
   void report_end(const std::string& reason);
   void pass_end(const std::string& reason);
+  void pass_end_after_probe(int error);
   void report_silence();
   void report_failure(const std::string& why);
   std::string why_it_did_not_connect(int error) const;

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "memory_shortage.h"
+
 namespace rpc_backends::zeromq {
 
 namespace {
@@ -48,18 +50,21 @@ void Peers::learn(int peer, const Endpoint& endpoint, const Credentials& credent
     if (same && !known.lost) {
       return;
     }
-    known.endpoint = endpoint;
-    known.credentials = credentials;
+    // What may run out of memory comes first, so that nothing has changed then.
+    Endpoint new_endpoint = endpoint;
+    Credentials new_credentials = credentials;
     if (!same) {
+      loss = known.connection && !known.lost ? lose(known, "its address has changed") : 0;
       old = std::move(known.connection);
-      loss = old && !known.lost ? lose(known, "its address has changed") : 0;
     }
+    known.endpoint = std::move(new_endpoint);
+    known.credentials = std::move(new_credentials);
   }
   if (old) {
     old->close(Clock::now());
   }
   if (loss != 0) {
-    report_loss(peer, loss);
+    insist([&] { report_loss(peer, loss); });
   }
   std::lock_guard<std::mutex> lock(mutex_);
   const auto entry = peers_.find(peer);
@@ -203,38 +208,39 @@ void Peers::on_up(const std::shared_ptr<Connection>& connection) {
   if (peer == nullptr || !peer->lost) {
     return;
   }
-  peer->lost = false;
-  ++services_.counters.peers_found;
   Event event;
   event.kind = Event::Kind::kFound;
   event.peer = connection->peer();
-  services_.inbox.push(std::move(event));
+  services_.inbox.push(std::move(event));  // may throw
+  peer->lost = false;
+  ++services_.counters.peers_found;
 }
 
 void Peers::on_end(const std::shared_ptr<Connection>& connection, const std::string& reason) {
   uint64_t loss = 0;
-  {
+  insist([&] {
     std::lock_guard<std::mutex> lock(mutex_);
     if (Peer* const peer = owner_of(connection)) {
-      peer->connection = nullptr;
-      loss = peer->lost ? 0 : lose(*peer, reason);
+      loss = peer->lost ? loss : lose(*peer, reason);
       const bool was_stable =
           connection->up_since() != Clock::time_point() && Clock::now() - connection->up_since() > kStable;
       peer->failures = was_stable ? 0 : peer->failures;
-      schedule_reconnect(connection->peer(), *peer, pause(peer->failures++));
+      schedule_reconnect(connection->peer(), *peer, pause(peer->failures));
+      ++peer->failures;
+      peer->connection = nullptr;
     }
-  }
+  });
   // Messages that had arrived come before the loss, because the agent relies on the order of events.
   connection->close(Clock::now());
   if (loss != 0) {
-    report_loss(connection->peer(), loss);
+    insist([&] { report_loss(connection->peer(), loss); });
   }
 }
 
 uint64_t Peers::lose(Peer& peer, const std::string& reason) {
+  peer.reason = reason;  // may throw
   ++services_.counters.peers_lost;
   peer.lost = true;
-  peer.reason = reason;
   peer.loss = next_number_++;
   return peer.loss;
 }
@@ -255,7 +261,7 @@ void Peers::report_loss(int id, uint64_t loss) {
 void Peers::schedule_reconnect(int id, Peer& peer, Clock::duration wait) {
   const uint64_t attempt = next_number_++;
   peer.attempt = attempt;
-  services_.event_loop.at(Clock::now() + wait, [this, id, attempt] { reconnect(id, attempt); });
+  insist([&] { services_.event_loop.at(Clock::now() + wait, [this, id, attempt] { reconnect(id, attempt); }); });
 }
 
 void Peers::reconnect(int id, uint64_t attempt) {
@@ -267,7 +273,7 @@ void Peers::reconnect(int id, uint64_t attempt) {
   Peer& peer = entry->second;
   try {
     peer.connection = open_connection(id, peer);
-  } catch (const TransportError&) {  // no socket can be made now
+  } catch (const std::exception&) {  // no socket can be made now, or memory is short
     schedule_reconnect(id, peer, pause(peer.failures++));
   }
 }

@@ -27,7 +27,7 @@ class SecretText {
   char* data() { return text_.data(); }
   size_t size() const { return text_.size(); }
   bool empty() const { return text_.empty(); }
-  operator std::string_view() const { return {text_.data(), text_.size()}; }  // NOLINT(google-explicit-constructor)
+  operator std::string_view() const { return {text_.data(), text_.size()}; }
 
   void erase() {
     OPENSSL_cleanse(text_.data(), text_.size());

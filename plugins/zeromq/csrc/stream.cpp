@@ -73,7 +73,10 @@ Stream::Stream(const Services& services, int peer, std::unique_ptr<Channel> chan
       last_activity_(Clock::now()) {}
 
 Stream::~Stream() {
-  close(Clock::now());
+  try {
+    close(Clock::now());
+  } catch (const std::bad_alloc&) {  // the socket is closed anyway
+  }
 }
 
 void Stream::start() {
@@ -451,12 +454,12 @@ void Stream::report_end(const std::string& reason) {
 }
 
 // Needs the lock for writing.
-void Stream::write_rest(Lock& lock, Clock::time_point deadline, std::deque<Outgoing>& left) {
+void Stream::write_rest(Lock& lock, Clock::time_point deadline, std::deque<Outgoing>& sent) {
   written_.wait(lock, [this] { return !busy_; });
   while (started_ && !closed_ && Clock::now() < deadline && has_more()) {
     const Written written = write(queue_.front());
     if (written == Written::kAll) {
-      left.push_back(std::move(queue_.front()));
+      sent.push_back(std::move(queue_.front()));
       queue_.pop_front();
       continue;
     }
@@ -470,10 +473,10 @@ void Stream::write_rest(Lock& lock, Clock::time_point deadline, std::deque<Outgo
 }
 
 void Stream::drain(Clock::time_point deadline) {
-  std::deque<Outgoing> left;  // destroyed without the lock
+  std::deque<Outgoing> sent;  // destroyed without the lock
   {
     Lock lock(writing_);
-    write_rest(lock, deadline, left);
+    write_rest(lock, deadline, sent);
     if (!started_ || closed_) {
       return;
     }
@@ -482,18 +485,15 @@ void Stream::drain(Clock::time_point deadline) {
 }
 
 void Stream::close(Clock::time_point deadline) {
-  std::deque<Outgoing> left;  // destroyed without the lock
+  std::deque<Outgoing> sent, left;  // destroyed without the lock
   {
     Lock lock(writing_);
     if (closed_) {
       return;
     }
-    write_rest(lock, deadline, left);
+    write_rest(lock, deadline, sent);
     closed_ = true;
-    for (Outgoing& message : queue_) {
-      left.push_back(std::move(message));
-    }
-    queue_.clear();
+    left.swap(queue_);
     if (watch_ != 0) {
       services_.writer.unwatch(watch_, fd());
     }

@@ -92,7 +92,7 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   bool is_unread();
   bool has_been_read();
   void report_end(const std::string& reason);
-  void write_rest(Lock& lock, Clock::time_point deadline, std::deque<Outgoing>& left);
+  void write_rest(Lock& lock, Clock::time_point deadline, std::deque<Outgoing>& sent);
   void wait_until_arrived(Clock::time_point deadline) const;
 
   const Services services_;
