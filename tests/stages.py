@@ -42,8 +42,7 @@ _PROGRESS = 60
 _PACKAGES = ("pyproject.toml", "src", "packages", "plugins", ":!packages/bench")
 INSTALLED = (*_PACKAGES, ":!packages/*/tests/*", ":!plugins/*/tests/*")
 #: The same for a suite that uses neither ZEROMQ nor UCX.
-_NO_ENGINES = (":!plugins/zeromq", ":!plugins/ucx")
-ON_TENSORPIPE = (*INSTALLED, *_NO_ENGINES)
+ON_TENSORPIPE = (*INSTALLED, ":!plugins/zeromq", ":!plugins/ucx")
 _SUPPORT = ("conftest.py", "tests/conftest.py", "tests/support", "Makefile")
 #: The folders of tests that the tests of packages and plugins do not use.
 _OTHER_TESTS = (
@@ -117,7 +116,7 @@ STAGES = (
         (
             *_PACKAGES,
             ":!plugins/*/tests/*",
-            *_NO_ENGINES,
+            ":!plugins/ucx",
             *_SUPPORT,
             "tests/conformance",
             "examples",
@@ -143,7 +142,7 @@ STAGES = (
     Stage(
         "torch_suites",
         "torch's own RPC suites on our handlers",
-        (*ON_TENSORPIPE, *_SUPPORT, "tests/torch_suites"),
+        (*INSTALLED, *_SUPPORT, ":!plugins/ucx", "tests/torch_suites"),
         ("tests/torch_suites", "-n", "3"),
         "torch_suites",
     ),

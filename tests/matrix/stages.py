@@ -89,7 +89,7 @@ STAGES = (
             _PROCESSES,
             "-q",
         ),
-        files=(*ON_TENSORPIPE, "tests/torch_suites"),
+        files=(*INSTALLED, ":!plugins/ucx", "tests/torch_suites"),
     ),
     Stage("TENSORPIPE", "TENSORPIPE", (*_SUITE, "TENSORPIPE"), files=ON_TENSORPIPE),
     Stage(

@@ -48,6 +48,29 @@ def test_a_changed_file_changes_the_fingerprint(checkout: Path, changed: str) ->
     assert stages.fingerprint(FILES, [], checkout) != before
 
 
+@pytest.mark.parametrize("stage", stages.STAGES, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("engine", ["ucx", "zeromq"])
+def test_a_stage_whose_tests_name_an_engine_depends_on_it(stage: stages.Stage, engine: str) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--", *stage.files],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    if any(file.startswith(f"plugins/{engine}/src/") for file in listed):
+        return
+    folders = tuple(folder for folder in stage.arguments if (ROOT / folder).is_dir())
+    tests = [file for file in listed if file.endswith(".py") and file.startswith(folders)]
+    marker = stage.markers if stage.markers.isidentifier() else ""
+    texts = {file: (ROOT / file).read_text() for file in tests}
+    using = [file for file, text in texts.items() if marker in text and engine.upper() in text]
+    # The conformance suite is told its backend.
+    told = stage.arguments[stage.arguments.index("--rpc-backend") + 1 :][:1] if not folders else ()
+    assert not using
+    assert engine.upper() not in told
+
+
 @pytest.mark.parametrize("changed", ["docs/a.md", "src/x/tests/test_a.py"])
 def test_other_files_do_not_change_the_fingerprint(checkout: Path, changed: str) -> None:
     before = stages.fingerprint(FILES, [], checkout)

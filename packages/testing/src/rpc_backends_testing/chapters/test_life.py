@@ -36,6 +36,8 @@ LONG = 20.0
 SOON = 10.0
 #: Timeout in seconds of a call to a dead worker.
 TIMEOUT = 3.0
+#: How often shared memory is looked at for what is left there.
+_TRIES = 3
 
 
 # --- functions that are called -------------------------------------------------------------------
@@ -515,15 +517,22 @@ def test_nothing_is_open(rpc_groups: Groups) -> None:
 
 
 def test_nothing_stays_on_the_machine(rpc_groups: Groups, tmp_path: Path) -> None:
-    """Ended processes leave nothing in shared memory or in the temporary folder."""
+    """Ended processes leave nothing in shared memory or in the temporary folder.
+
+    Another program whose process is killed meanwhile may leave shared memory. So what is new is looked at
+    again: what the backend leaves, it leaves each time.
+    """
     folder = tmp_path / "temporary"
     folder.mkdir()
-    before = resource_leaks.shared_memory()
-    with rpc_groups.workers(2, SHORT, env={"TMPDIR": str(folder)}) as workers:
-        workers.run(use_own_temp_folder, str(folder))
-        _one_group(rpc_groups, workers)
-        _let_end(workers)
-    new = resource_leaks.abandoned(resource_leaks.shared_memory() - before)
+    for _ in range(_TRIES):
+        before = resource_leaks.shared_memory()
+        with rpc_groups.workers(2, SHORT, env={"TMPDIR": str(folder)}) as workers:
+            workers.run(use_own_temp_folder, str(folder))
+            _one_group(rpc_groups, workers)
+            _let_end(workers)
+        new = resource_leaks.abandoned(resource_leaks.shared_memory() - before)
+        if not new:
+            break
     _expect_none(f"new in {resource_leaks.SHARED_MEMORY}", new)
     _expect_none("in the temporary folder", [path.name for path in folder.iterdir()])
 
