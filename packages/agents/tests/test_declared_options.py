@@ -258,10 +258,25 @@ NO_READ: Kind[Any] = Kind(lambda _checks, _name, value: value, "anything")
             {"x": option(), "__annotations__": {}},
             "x: the annotation is missing; write x: Option[TYPE]",
         ),
+        (
+            {"x": option(), "__annotations__": {"x": "engine.VariableOption[int]"}},
+            "x: the annotation says VariableOption, and the value is of Option; write x: Option[TYPE]",
+        ),
+        (
+            {"x": variable_option(), "__annotations__": {"x": Option[int]}},
+            "x: the annotation says Option, and the value is of VariableOption; write x: VariableOption",
+        ),
+        (
+            {"x": 3, "__annotations__": {"x": "int"}},
+            "x: it is no option; write x: Option[TYPE] = Option(...), or a ClassVar",
+        ),
     ],
 )
 def test_a_wrong_declaration_is_an_error_of_the_class(declared: dict[str, Any], text: str) -> None:
-    names = dict.fromkeys(declared, "Option[int]")
+    names = {
+        name: f"{type(value).__name__}[int]" if isinstance(value, Option) else "ClassVar[str]"
+        for name, value in declared.items()
+    }
 
     with pytest.raises(TypeError, match=re.escape(f"Bad.{text}")):
         type("Bad", (GuardedOptions,), {"BACKEND": "BAD", "__annotations__": names, **declared})

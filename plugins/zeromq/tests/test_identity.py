@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rpc_backend_zeromq import identity
+from rpc_backend_zeromq._native import Transport
 from rpc_backend_zeromq.publication import Publication, UnixSocket
 from rpc_backend_zeromq.unix_sockets import Node
 from rpc_backends_agents.engine import canonical, secret
@@ -298,3 +299,13 @@ def test_proofs_depend_on_the_secret(a_secret: Secret) -> None:
     shown = set(identity.unix_proofs(MINE, peer, a_secret))
 
     assert not shown & set(identity.unix_proofs(MINE, peer, None))
+
+
+def test_an_error_about_arguments_does_not_show_the_secret_key() -> None:
+    """So a build of the compiled part that does not match fails without giving the key away."""
+    public_key, secret_key = identity.session_keys()
+
+    with pytest.raises(TypeError, match=r"secret_key=<a secret key of \d+ bytes>") as failure:
+        Transport(public_key=public_key, secret_key=secret_key, no_such_option=1)  # type: ignore[call-arg]
+
+    assert repr(bytes(secret_key)) not in str(failure.value)

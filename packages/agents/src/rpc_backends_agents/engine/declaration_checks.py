@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Container, Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 from rpc_backends_agents.engine.kinds import Kind
 from rpc_backends_agents.engine.option_checks import OptionChecks
@@ -16,22 +17,28 @@ if TYPE_CHECKING:
 #: Of torch's options, these two can be changed later. They are attributes of torch's class.
 TORCHS = ("rpc_timeout", "init_method")
 
+#: The class of an annotation in the source, such as `engine.Option[int]`.
+_CLASS = re.compile(r"(?:\w+\.)*(\w+)\[")
+#: Those that an annotation may confuse.
+_DECLARATIONS = ("Option", "VariableOption")
+
 #: A name of the class, and what is wrong with it.
 _Mistakes = Iterator[tuple[str, str]]
 
 
 def check_declarations(
-    cls: type[DeclaredOptions], own: Iterable[str], annotated: Container[str], *, base: bool
+    cls: type[DeclaredOptions], own: Iterable[str], annotations: Mapping[str, Any], *, base: bool
 ) -> None:
     """Check what a class declares, and report the first mistake.
 
     :param own: the names of the options that the class declares itself.
-    :param annotated: the names with an annotation.
+    :param annotations: the annotations of the class.
     :param base: whether the class is only a base of other classes.
     :raises TypeError: a declaration is wrong.
     """
     mistakes = chain(
-        *(_in_name(cls, cls.DECLARED[name], annotated) for name in own),
+        _in_other_names(cls, own, annotations),
+        *(_in_name(cls, cls.DECLARED[name], annotations) for name in own),
         *(_in_option(cls.DECLARED[name]) for name in own),
         _between_options(list(cls.DECLARED.values())),
         () if base else _in_backend(cls),
@@ -50,11 +57,14 @@ def _in_backend(cls: type[DeclaredOptions]) -> _Mistakes:
 
 
 def _in_name(
-    cls: type[DeclaredOptions], option: Option[Any, Any], annotated: Container[str]
+    cls: type[DeclaredOptions], option: Option[Any, Any], annotations: Mapping[str, Any]
 ) -> _Mistakes:
     name, declared = option.name, type(option).__name__
-    if name not in annotated:
-        yield name, f"the annotation is missing; write {name}: {declared}[TYPE] = {declared}(...)"
+    wanted = f"write {name}: {declared}[TYPE] = {declared}(...)"
+    if name not in annotations:
+        yield name, f"the annotation is missing; {wanted}"
+    elif {(annotated := _class_of(annotations[name])), declared} == {*_DECLARATIONS}:
+        yield name, f"the annotation says {annotated}, and the value is of {declared}; {wanted}"
     if name.startswith("_") or name in ("self", "cls"):
         yield name, "a program cannot pass an option of this name; choose another one"
     base = cls.__base__ or object
@@ -63,6 +73,21 @@ def _in_name(
         yield name, f"{base.__name__} uses this name for something else; choose another one"
     elif there.kind is not option.kind:
         yield name, f"{base.__name__} has this option with another kind; choose another name"
+
+
+def _in_other_names(
+    cls: type[DeclaredOptions], own: Iterable[str], annotations: Mapping[str, Any]
+) -> _Mistakes:
+    for name, annotation in annotations.items():
+        if name not in own and name in vars(cls) and "ClassVar" not in str(annotation):
+            yield name, f"it is no option; write {name}: Option[TYPE] = Option(...), or a ClassVar"
+
+
+def _class_of(annotation: Any) -> str:
+    if isinstance(annotation, str):
+        match = _CLASS.match(annotation)
+        return match[1] if match else ""
+    return str(getattr(get_origin(annotation) or annotation, "__name__", ""))
 
 
 def _in_option(option: Option[Any, Any]) -> _Mistakes:
