@@ -145,6 +145,38 @@ TEST_F(LinksTest, CloseSaysGoodbyeAfterTheLastMessage) {
   EXPECT_GT(events[1].order, events[0].order);
 }
 
+// Over a network, large messages have a connection of their own, and the goodbye goes over both.
+TEST(NetworkedLinks, TheGoodbyeOfTheFirstConnectionDoesNotCutOffALargeMessage) {
+  Settings settings = some_settings();
+  settings.config = {
+      {"TLS", "tcp"}, {"NET_DEVICES", "lo"}, {"KEEPALIVE_INTERVAL", "inf"}, {"RNDV_SCHEME", "get_zcopy"}};
+  constexpr size_t kSize = size_t{256} << 20;
+  WorkerOf worker1{1, settings}, worker2{2, settings};
+  worker1.learn(worker2);
+  worker2.learn(worker1);
+  worker1.transport->send(2, parts_with({"small"}), false);
+  std::vector<Event> events;
+  Event event;
+  for (const auto until = limit(); events.empty() && Clock::now() < until;) {
+    worker1.receive(event);
+    if (worker2.receive(event)) {
+      events.push_back(std::move(event));
+    }
+  }
+  worker1.transport->send(2, parts_with({std::string(kSize, 'x')}), false);
+  std::thread closing([&worker1] { worker1.transport->close(60); });
+  for (const auto until = limit(); events.size() < 3 && Clock::now() < until;) {
+    if (worker2.receive(event)) {
+      events.push_back(std::move(event));
+    }
+  }
+  closing.join();
+  ASSERT_EQ(events.size(), 3U);
+  EXPECT_EQ(events[1].kind, Kind::kMessage) << std::string_view(events[1].reason);
+  EXPECT_EQ(events[2].kind, Kind::kLost);
+  EXPECT_EQ(events[2].reason, "it has closed the connection");
+}
+
 TEST_F(LinksTest, AForgottenPeerIsToldAndBecomesUnknown) {
   introduce();
   exchange();
