@@ -28,7 +28,8 @@ def report(sockets_package: Path, tmp_path: Path, *arguments: str) -> dict[str, 
     )
     assert done.returncode in (0, 1), done.stderr[-5000:]
     written: dict[str, Any] = json.loads(done.stdout)
-    assert [result for result in written["results"] if result["outcome"] == "failed"] == []
+    failed = [result for result in written["results"] if result["outcome"] == "failed"]
+    assert not failed, json.dumps(failed, indent=1)
     assert done.returncode == 0, done.stderr[-5000:]
     return written
 

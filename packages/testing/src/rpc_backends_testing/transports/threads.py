@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -131,11 +130,11 @@ class ThreadTests:
         with transports(3) as (worker0, worker1, worker2):
             for worker in (worker0, worker1, worker2):
                 worker.may_lose.update((0, 1, 2))
-            stop = time.monotonic() + transports.limits.seconds
+            over = threading.Event()
             errors: list[str | None] = []
 
             def send(peer: int) -> None:
-                while time.monotonic() < stop:
+                while not over.is_set():
                     error = worker0.try_send(peer, message("request", [100]))
                     if error is not None:
                         errors.append(error)
@@ -144,10 +143,13 @@ class ThreadTests:
             threads = [threading.Thread(target=send, args=(peer,), daemon=True) for peer in (1, 2)]
             for thread in threads:
                 thread.start()
-            worker1.inbox.wait_for(lambda events: len(events) > 5, transports.limits.seconds)
-            worker0.close(0)
-            for thread in threads:
-                thread.join(transports.limits.seconds + 1.0)
+            try:
+                worker1.inbox.wait_for(lambda events: len(events) > 5, transports.limits.seconds)
+                worker0.close(0)
+                for thread in threads:
+                    thread.join(transports.limits.seconds + 1.0)
+            finally:
+                over.set()
             if len(errors) < len(threads):
                 raise worker0.deviation("send(1, ...) after close()", "an error", "none")
             for worker in (worker1, worker2):
