@@ -78,18 +78,27 @@ def abandoned(names: frozenset[str]) -> list[str]:
     there = names & shared_memory()
     if not there:
         return []
-    used = set(_used())
+    used = {path for process in Path("/proc").glob("[0-9]*") for path in _used(process)}
     return sorted(name for name in there if str(SHARED_MEMORY / name) not in used)
 
 
-def _used() -> Iterator[str]:
-    """Yield the paths of the files that this user's processes have open, and of mapped shared memory."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # the process has ended, or is another user's
-            for line in (process / "maps").read_text().splitlines():
-                _, _, path = line.partition(str(SHARED_MEMORY))
-                if path:
-                    yield f"{SHARED_MEMORY}{path}"
-            for fd in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    yield str(fd.readlink())
+def shared_memory_in_use(me: Any = None) -> frozenset[str]:
+    """Return the names of the objects in shared memory that this process has open. This is a step."""
+    del me
+    used = set(_used(Path("/proc/self")))
+    return frozenset(name for name in shared_memory() if str(SHARED_MEMORY / name) in used)
+
+
+def _used(process: Path) -> Iterator[str]:
+    """Yield the paths of the files that a process has open, and of the shared memory that it has mapped.
+
+    :param process: its folder in /proc.
+    """
+    with contextlib.suppress(OSError):  # the process has ended, or is another user's
+        for line in (process / "maps").read_text().splitlines():
+            _, _, path = line.partition(str(SHARED_MEMORY))
+            if path:
+                yield f"{SHARED_MEMORY}{path}"
+        for fd in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield str(fd.readlink())
