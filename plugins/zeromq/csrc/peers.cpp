@@ -218,18 +218,19 @@ void Peers::on_up(const std::shared_ptr<Connection>& connection) {
 
 void Peers::on_end(const std::shared_ptr<Connection>& connection, const std::string& reason) {
   uint64_t loss = 0;
-  insist([&] {
+  {
     std::lock_guard<std::mutex> lock(mutex_);
     if (Peer* const peer = owner_of(connection)) {
-      loss = peer->lost ? loss : lose(*peer, reason);
+      if (!peer->lost) {
+        insist([&] { loss = lose(*peer, reason); });
+      }
+      peer->connection = nullptr;
       const bool was_stable =
           connection->up_since() != Clock::time_point() && Clock::now() - connection->up_since() > kStable;
       peer->failures = was_stable ? 0 : peer->failures;
-      schedule_reconnect(connection->peer(), *peer, pause(peer->failures));
-      ++peer->failures;
-      peer->connection = nullptr;
+      schedule_reconnect(connection->peer(), *peer, pause(peer->failures++));
     }
-  });
+  }
   // Messages that had arrived come before the loss, because the agent relies on the order of events.
   connection->close(Clock::now());
   if (loss != 0) {
