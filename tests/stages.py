@@ -41,8 +41,10 @@ _PROGRESS = 60
 #: What every suite depends on: all that is installed. These are pathspecs of git.
 _PACKAGES = ("pyproject.toml", "src", "packages", "plugins", ":!packages/bench")
 INSTALLED = (*_PACKAGES, ":!packages/*/tests/*", ":!plugins/*/tests/*")
+#: The same for a suite that does not use UCX.
+ON_ZEROMQ = (*INSTALLED, ":!plugins/ucx")
 #: The same for a suite that uses neither ZEROMQ nor UCX.
-ON_TENSORPIPE = (*INSTALLED, ":!plugins/zeromq", ":!plugins/ucx")
+ON_TENSORPIPE = (*ON_ZEROMQ, ":!plugins/zeromq")
 _SUPPORT = ("conftest.py", "tests/conftest.py", "tests/support", "Makefile")
 #: The folders of tests that the tests of packages and plugins do not use.
 _OTHER_TESTS = (
@@ -142,14 +144,14 @@ STAGES = (
     Stage(
         "torch_suites",
         "torch's own RPC suites on our handlers",
-        (*INSTALLED, *_SUPPORT, ":!plugins/ucx", "tests/torch_suites"),
+        (*ON_ZEROMQ, *_SUPPORT, "tests/torch_suites"),
         ("tests/torch_suites", "-n", "3"),
         "torch_suites",
     ),
     Stage(
         "ZEROMQ",
         "ZEROMQ passes the conformance suite",
-        (*INSTALLED, *_SUPPORT, ":!plugins/ucx"),
+        (*ON_ZEROMQ, *_SUPPORT),
         (*_conformance("ZEROMQ", "rpc_backends_testing"), "-n", "3"),
         thorough=("--rpc-tier", "torch"),
     ),
@@ -165,7 +167,7 @@ STAGES = (
     Stage(
         "encryption",
         "ZEROMQ encrypts its TCP connections",
-        (*INSTALLED, *_SUPPORT, ":!plugins/ucx"),
+        (*ON_ZEROMQ, *_SUPPORT),
         (
             *_conformance("ZEROMQ", "rpc_backends_testing.chapters.test_security"),
             *("--rpc-option", "unix_sockets=false"),

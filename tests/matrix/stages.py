@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from matrix.pairs import ROOT, Pair
 from matrix.results import Outcome
-from stages import INSTALLED, ON_TENSORPIPE
+from stages import INSTALLED, ON_TENSORPIPE, ON_ZEROMQ
 from support.environments import clean_environ, extract_commit
 from wheelhouse.trial import TrialError, WheelTrial
 
@@ -89,7 +89,7 @@ STAGES = (
             _PROCESSES,
             "-q",
         ),
-        files=(*INSTALLED, ":!plugins/ucx", "tests/torch_suites"),
+        files=(*ON_ZEROMQ, "tests/torch_suites"),
     ),
     Stage("TENSORPIPE", "TENSORPIPE", (*_SUITE, "TENSORPIPE"), files=ON_TENSORPIPE),
     Stage(
@@ -102,7 +102,7 @@ STAGES = (
         "ZEROMQ",
         "ZEROMQ and torch's suites",
         (*_SUITE, "ZEROMQ", "--rpc-tier", "torch"),
-        files=(*INSTALLED, ":!plugins/ucx"),
+        files=ON_ZEROMQ,
     ),
     Stage(
         "UCX",

@@ -315,7 +315,7 @@ def test_nothing_connects_to_the_port_of_a_killed_member(url: str) -> None:
 
             for owner in new_owners:
                 owner.setblocking(False)
-                with pytest.raises(BlockingIOError):  # nobody is waiting to be accepted
+                with pytest.raises(BlockingIOError):  # no connection waits for accept()
                     owner.accept()
 
 
