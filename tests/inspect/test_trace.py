@@ -17,6 +17,7 @@ from torch.distributed import rpc
 from rpc_backends_inspect import chrome
 from rpc_backends_inspect.workers import WorkerState, parse_state, running
 from support import steps
+from support.command import wait_until
 from support.workers import WorkerContext, Workers
 
 SHIFT_US = 3_600_000_000
@@ -67,7 +68,15 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with Workers(2, env={"RPC_BACKENDS_RECORDER": "on"}) as workers:
         workers.run(steps.join, f"file://{folder}/store", backend="ZEROMQ")
         workers[0].call(make_calls, "worker1", "worker0")
-        return [state.document for state in running(pids=[worker.pid for worker in workers])]
+        states: list[WorkerState] = []
+
+        def are_over() -> bool:
+            # A worker notes the end of a call once its answer has left, so the caller may have it before.
+            states[:] = running(pids=[worker.pid for worker in workers])
+            return not any(state.document["in_flight"] for state in states)
+
+        wait_until(are_over)
+        return [state.document for state in states]
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from support.environments import (
     build_wheels,
     distributions,
     read_project,
+    unpack,
 )
 from support.samples import COMMAND, CORE, MakeEnvironment, first_and_thorough
 from wheelhouse.trial import WheelTrial
@@ -151,8 +152,7 @@ def test_a_wheel_built_from_an_sdist_is_the_same(
 ) -> None:
     """A package index gets both. C++ is compiled here, as on a user's machine."""
     sdist = build_sdist(FOLDERS[distribution], tmp_path)
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(sdist, tmp_path)
     (built,) = build_wheels([tmp_path / sdist.name.removesuffix(".tar.gz")], tmp_path).values()
     assert sorted(names_in(built)) == sorted(names_in(wheels[distribution]))
 

@@ -16,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -327,6 +328,15 @@ def build_wheels(folders: Sequence[Path], into: Path) -> dict[str, Path]:
     with native.prebuilt(*set(folders).intersection(native.distributions())) as variables:
         _run([*build, *map(str, folders)], env=variables)
     return wheels_in(into)
+
+
+def unpack(archive: Path, into: Path) -> None:
+    """Extract a tar archive. Python has the filter since 3.11.4, and Debian 12 has 3.11.2."""
+    with tarfile.open(archive) as contents:
+        if hasattr(tarfile, "data_filter"):
+            contents.extractall(into, filter="data")
+        else:
+            contents.extractall(into)
 
 
 def build_sdist(folder: Path, into: Path) -> Path:

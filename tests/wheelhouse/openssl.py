@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.environments import unpack
+
 #: How OpenSSL is configured. Nothing is read from the folders: the engine reads no configuration file.
 _OPTIONS = (
     *("--prefix=/usr/local", "--libdir=lib", "--openssldir=/etc/ssl", "-fPIC"),
@@ -92,8 +94,7 @@ def version_in(wheel: Path) -> str | None:
 
 def _compile(archive: Path, made: Path) -> None:
     try:
-        with tarfile.open(archive) as sources:
-            sources.extractall(made, filter="data")
+        unpack(archive, made)
     except (OSError, tarfile.TarError) as error:
         raise RuntimeError(f"{archive} is no source archive of OpenSSL: {error}") from error
     folders = [path.parent for path in made.glob("*/VERSION.dat")]
