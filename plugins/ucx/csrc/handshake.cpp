@@ -41,7 +41,7 @@ bool Handshake::is_proved(Link& link, const Greeted& greeted) {
   const Greeting& head = greeted.head;
   try {
     // Of its present link the peer may send several greetings; an attacker repeats those of earlier ones.
-    if (head.number < link.least_number || (head.number == link.their_number && !(head.token == link.their_token))) {
+    if (head.number < link.their_number || (head.number == link.their_number && !(head.token == link.their_token))) {
       throw TransportError("its greeting was used before");
     }
     const bool knows_us = static_cast<bool>(head.about);
@@ -98,7 +98,7 @@ void Handshake::admit_new(Link& link, const Greeting& greeting) {
   const bool again = static_cast<bool>(link.their_token);
   teardown_.end_incoming(link);
   table_.set_token(link, greeting.token);
-  link.their_number = link.least_number = greeting.number;
+  link.their_number = greeting.number;
   if (again && link.is_confirmed && !link.is_lost) {
     // Answers that the peer sent on its former link may be lost.
     const std::string reason = "it has connected again";

@@ -38,9 +38,9 @@ struct Link {
 
   // From the peer.
   wire::Token their_token;
-  // With certificates: the number of the greeting with this token, the smallest number that is no repetition, and whose
-  // certificate it was.
-  uint64_t their_number = 0, least_number = 0;
+  // With certificates: the number of the last greeting, with this token while there is one, and whose certificate it
+  // was.
+  uint64_t their_number = 0;
   Subject subject;
   Identity::Digest certificates{};
   uint32_t goodbyes = 0;  // copies of the peer's goodbye that have come

@@ -47,7 +47,7 @@ void LinkTable::set_process(Link& link, std::string address, Credentials credent
   link.address = std::move(address);
   link.credentials = std::move(credentials);
   link.opened = 0;
-  link.their_number = link.least_number = 0;
+  link.their_number = 0;
   link.subject = {};
   link.certificates = {};
 }

@@ -1,6 +1,5 @@
 #include "teardown.h"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -52,7 +51,6 @@ void Teardown::close(Link& link) {
 
 void Teardown::end_incoming(Link& link) {
   table_.clear_token(link);
-  link.least_number = std::max(link.least_number, link.their_number + 1);
   link.goodbyes = 0;
   std::destroy_at(&link.small);
   std::construct_at(&link.small, services_.settings.max_message);

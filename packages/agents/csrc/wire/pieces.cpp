@@ -201,8 +201,8 @@ void ArrivingMessages::clear() {
   }
 }
 
-std::vector<ArrivingMessages::Key> ArrivingMessages::drop_stale(const std::function<bool(const Key&)>& is_awaited) {
-  const auto now = Clock::now();
+std::vector<ArrivingMessages::Key> ArrivingMessages::drop_stale(const std::function<bool(const Key&)>& is_awaited,
+                                                                Clock::time_point now) {
   const auto is_stale = [&](const Key& key) {
     const Peer& peer = peers_[key.peer];
     const bool is_silent = now - peer.heard > (peer.is_lost ? kSilenceAfterLoss : kSilence);

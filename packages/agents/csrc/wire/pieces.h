@@ -110,8 +110,8 @@ class ArrivingMessages {
   void forget(int peer);
   // Drops all messages.
   void clear();
-  // Drops the answers that nothing waits for, and the requests of silent peers; returns the latter.
-  std::vector<Key> drop_stale(const std::function<bool(const Key&)>& is_awaited);
+  // Drops the answers that nothing waits for, and the requests of peers that are silent at `now`; returns the latter.
+  std::vector<Key> drop_stale(const std::function<bool(const Key&)>& is_awaited, Clock::time_point now = Clock::now());
 
   size_t size() const;
 

@@ -196,12 +196,26 @@ TEST(ArrivingMessages, DropsAnswersThatNothingWaitsFor) {
   EXPECT_FALSE(awaited->is_dropped());
 }
 
-TEST(ArrivingMessages, KeepsRequestsOfAPeerThatWasHeardLately) {
+TEST(ArrivingMessages, DropsRequestsOfASilentPeerSoonerAfterALostConnection) {
   ArrivingMessages messages(kMessageBytes, kRequestsBytes);
-  const auto message = messages.find_or_add(request(1, 99));
+  const auto calls_dropped_after = [&messages](ArrivingMessages::Clock::duration silence) {
+    std::vector<uint64_t> calls;
+    for (const Key& key : messages.drop_stale(is_awaited, ArrivingMessages::Clock::now() + silence)) {
+      calls.push_back(key.call);
+    }
+    return calls;
+  };
+  constexpr std::chrono::seconds kSoon = ArrivingMessages::kSilenceAfterLoss, kLate = ArrivingMessages::kSilence;
+  constexpr std::chrono::seconds kBefore{1};  // more than the test takes
+  const auto from_lost = messages.find_or_add(request(1, 11)), from_silent = messages.find_or_add(request(2, 22));
   messages.lose(1);
-  EXPECT_TRUE(messages.drop_stale(is_awaited).empty());
-  EXPECT_FALSE(message->is_dropped());
+  EXPECT_TRUE(calls_dropped_after(kSoon - kBefore).empty());
+  EXPECT_EQ(calls_dropped_after(kSoon), std::vector<uint64_t>{11});
+  EXPECT_TRUE(from_lost->is_dropped());
+  EXPECT_TRUE(calls_dropped_after(kLate - kBefore).empty());
+  EXPECT_FALSE(from_silent->is_dropped());
+  EXPECT_EQ(calls_dropped_after(kLate), std::vector<uint64_t>{22});
+  EXPECT_TRUE(from_silent->is_dropped());
 }
 
 }  // namespace

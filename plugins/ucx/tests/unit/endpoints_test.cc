@@ -3,11 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "link_table.h"
 #include "outbox.h"
+#include "teardown.h"
 #include "two_workers.h"
 
 namespace rpc_backends::ucx {
@@ -75,6 +79,39 @@ TEST_F(ASlowPeer, TheFirstMessageThatIsLeavingIsKnown) {
   endpoints.close(endpoint);
   run_until([this] { return !outbox.is_leaving() && !endpoints.is_closing(); });
   EXPECT_EQ(outbox.first_leaving(2, 6), 6U);
+}
+
+ucs_status_t keep_goodbye(void* kept, const void* header, size_t /*header_size*/, void* /*data*/, size_t /*size*/,
+                          const ucp_am_recv_param_t* /*param*/) {
+  wire::Goodbye& goodbye = static_cast<std::optional<wire::Goodbye>*>(kept)->emplace();
+  std::memcpy(&goodbye, header, sizeof goodbye);
+  return UCS_OK;
+}
+
+TEST_F(ASlowPeer, AGoodbyeNamesTheFirstMessageOfEachKindThatHasNotLeft) {
+  std::optional<wire::Goodbye> goodbye;
+  peer.handle(wire::Kind::kGoodbye, &keep_goodbye, &goodbye);
+  LinkTable table{settings.max_message};
+  Teardown teardown{services, table, endpoints, outbox};
+  Link& link = table.add(2);
+  link.endpoint = endpoint;
+  link.token = wire::Token{1, 2};
+  post(4);
+  post(wire::kFirstLarge + 7);
+  link.next_small = 6;
+  link.next_large = wire::kFirstLarge + 9;
+  teardown.part(link, true, "why");
+  run_until([&] {
+    ucp_worker_progress(peer.get());
+    return goodbye.has_value();
+  });
+  EXPECT_EQ(goodbye->complete, 4U);
+  EXPECT_EQ(goodbye->complete_large, 7U);
+  EXPECT_EQ(goodbye->comes_back, 1U);
+  EXPECT_EQ(goodbye->copies, 1U);
+  EXPECT_TRUE(goodbye->token == (wire::Token{1, 2}));
+  endpoints.close_due(Clock::time_point::max());
+  run_until([this] { return !outbox.is_leaving() && !endpoints.is_closing(); });
 }
 
 TEST_F(ASlowPeer, AnEndpointIsClosedAtItsTimeAlthoughMessagesHaveNotLeft) {

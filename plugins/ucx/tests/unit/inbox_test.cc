@@ -142,6 +142,36 @@ TEST_F(InboxTest, AnEventFromAnotherThreadWakesASleepingOne) {
   EXPECT_EQ(event.peer, 77);
 }
 
+TEST_F(InboxTest, AThreadThatTakesAnEventWakesAnotherOneForTheNext) {
+  // The second event comes before the first thread wakes up, so it wakes nobody itself.
+  constexpr int kRounds = 100;
+  std::atomic<int> taken{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 1; round <= kRounds; ++round) {
+        Event mine;
+        ASSERT_EQ(inbox.receive(mine, limit()), Received::kEvent);
+        ++taken;
+        for (const auto until = Clock::now() + milliseconds(5000); taken < 2 * round; std::this_thread::yield()) {
+          ASSERT_LT(Clock::now(), until) << "the other thread sleeps";
+        }
+      }
+    });
+  }
+  for (int round = 0; round < kRounds && !HasFailure(); ++round) {
+    while (taken < 2 * round && !HasFailure()) {
+      std::this_thread::yield();
+    }
+    std::this_thread::sleep_for(milliseconds(1));  // so that both sleep, in most rounds
+    inbox.push(event_of(1));
+    inbox.push(event_of(2));
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
 TEST_F(InboxTest, NudgeMakesASleepingThreadPoll) {
   std::thread waiting([this] { EXPECT_EQ(receive(), Received::kEvent); });
   while (source.arms == 0) {
