@@ -12,7 +12,8 @@ import pytest
 from torch.distributed.rpc import RpcBackendOptions
 
 from rpc_backend_zeromq import ZeroMQRpcBackendOptions
-from rpc_backend_zeromq.options import construct_rpc_backend_options
+from rpc_backend_zeromq._native import Transport, TransportError
+from rpc_backend_zeromq.options import MOST_BULK_CONNECTIONS, construct_rpc_backend_options
 from rpc_backend_zeromq.ports import Ports
 from rpc_backends_agents.engine import secret
 
@@ -202,3 +203,13 @@ def test_options_can_be_neither_pickled_nor_copied(duplicate: Any, text: str) ->
             duplicate(options)
     with pytest.raises(TypeError, match="SECRET_FILE"):
         pickle.dumps(construct(secret=text).secret)
+
+
+def test_the_most_bulk_connections_are_those_of_the_protocol() -> None:
+    def transport(bulk_connections: int) -> Transport:
+        native = {**ZeroMQRpcBackendOptions().native(), "bulk_connections": bulk_connections}
+        return Transport(public_key=None, secret_key=None, handshake_timeout=1, **native)
+
+    transport(MOST_BULK_CONNECTIONS).close(0)
+    with pytest.raises(TransportError, match=f"at most {MOST_BULK_CONNECTIONS}, not"):
+        transport(MOST_BULK_CONNECTIONS + 1)

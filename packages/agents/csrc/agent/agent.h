@@ -21,12 +21,13 @@
 
 namespace rpc_backends {
 
+// As Settings in settings.py, where the defaults are.
 struct AgentOptions {
-  size_t num_worker_threads = 16;
-  std::chrono::milliseconds rpc_timeout{60000};
-  uint64_t max_message_bytes = uint64_t{1} << 34;
+  size_t num_worker_threads;
+  std::chrono::milliseconds rpc_timeout;
+  uint64_t max_message_bytes;
   // If this many bytes of requests to one peer are unanswered, further calls to that peer wait.
-  uint64_t max_unanswered_bytes = uint64_t{1} << 30;
+  uint64_t max_unanswered_bytes;
 };
 
 // Call counts of this worker; join() compares the counts of all workers.

@@ -67,11 +67,10 @@ std::shared_ptr<Agent> deleted_unless_forked(Agent* agent) {
 std::shared_ptr<TransportAgent> make_agent(const std::string& name, int id, const py::object& transport,
                                            size_t num_worker_threads, double rpc_timeout, uint64_t max_message_bytes,
                                            uint64_t max_unanswered_bytes) {
-  AgentOptions options;
-  options.num_worker_threads = num_worker_threads;
-  options.rpc_timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout * 1000));
-  options.max_message_bytes = max_message_bytes;
-  options.max_unanswered_bytes = max_unanswered_bytes;
+  const AgentOptions options{.num_worker_threads = num_worker_threads,
+                             .rpc_timeout = std::chrono::milliseconds(static_cast<int64_t>(rpc_timeout * 1000)),
+                             .max_message_bytes = max_message_bytes,
+                             .max_unanswered_bytes = max_unanswered_bytes};
   return deleted_unless_forked(new TransportAgent(name, id, take_transport(transport), options));
 }
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rpc_backends_agents.calls import CallInterceptor
     from rpc_backends_agents.interception import intercept, record_calls, report_calls
     from rpc_backends_agents.native_transport import in_python
-    from rpc_backends_agents.start import Settings, start_agent, taking_transports
+    from rpc_backends_agents.settings import Settings
+    from rpc_backends_agents.start import start_agent, taking_transports
     from rpc_backends_agents.transport import Inbox, Transport
 
 __all__ = [
@@ -62,7 +63,7 @@ _MODULES = {
     "Recorder": "_C",
     "RequestPolicy": "_C",
     "RequestRule": "_C",
-    "Settings": "start",
+    "Settings": "settings",
     "Telemetry": "_C",
     "Transport": "transport",
     "TransportAgent": "_C",

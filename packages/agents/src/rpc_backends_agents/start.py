@@ -6,10 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
 from typing import Any
-
-import torch
 
 from rpc_backends_agents import _C
 from rpc_backends_agents.addressing import HasCapsule, Native, addressing
@@ -23,6 +20,7 @@ from rpc_backends_agents.devices import AgentDevices, published, worker_devices
 from rpc_backends_agents.member_records import Peer
 from rpc_backends_agents.presence import is_alive
 from rpc_backends_agents.roster import Roster
+from rpc_backends_agents.settings import Settings
 from rpc_backends_agents.transport import Transport
 from rpc_backends_core.spi import JOIN_TIMEOUT, Group, device_maps, torch_internals, worker_info
 
@@ -30,39 +28,6 @@ logger = logging.getLogger("rpc_backends.agents")
 
 #: What start_agent does with its transport in place of a start; see `taking_transports`.
 _taken: ContextVar[list[Any] | None] = ContextVar("taken", default=None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of an agent that do not depend on its transport.
-
-    :ivar num_worker_threads: how many requests run at the same time.
-    :ivar rpc_timeout: default timeout of calls in seconds; 0 means no timeout.
-    :ivar max_message_bytes: a call with a larger message fails, at the sender and at the receiver, unless
-        the transport rejects the message earlier and closes the connection (ZEROMQ does).
-    :ivar max_unanswered_bytes: the most bytes of requests from one worker to another that may be
-        unanswered. At the limit, a call waits at the caller; the callee refuses requests beyond it. Each
-        request counts 1 KiB more than its message.
-    :ivar device_maps: by callee, a map from this worker's devices to the callee's devices.
-    :ivar devices: the accelerators that RPC uses here; an empty list means those in the device maps.
-    """
-
-    num_worker_threads: int = 16
-    rpc_timeout: float = 60.0
-    max_message_bytes: int = 1 << 34
-    max_unanswered_bytes: int = 1 << 30
-    device_maps: dict[str, dict[torch.device, torch.device]] = field(default_factory=dict)
-    devices: list[torch.device] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, options: Any) -> Settings:
-        """Return the settings that a backend's options have as attributes of the same names.
-
-        A backend may leave out ``device_maps`` and ``devices``: then it sends CPU tensors only.
-        """
-        names = {field.name for field in fields(cls)}
-        optional = {name for name in ("device_maps", "devices") if not hasattr(options, name)}
-        return cls(**{name: getattr(options, name) for name in names - optional})
 
 
 @contextmanager
@@ -230,10 +195,7 @@ def _make(kind: Any, group: Group, worker_id: int, transport: Any, settings: Set
             group.name,
             worker_id,
             transport,
-            num_worker_threads=settings.num_worker_threads,
-            rpc_timeout=settings.rpc_timeout,
-            max_message_bytes=settings.max_message_bytes,
-            max_unanswered_bytes=settings.max_unanswered_bytes,
+            **settings.native(),
         )
     except BaseException:
         if isinstance(transport, (Native, Transport)):

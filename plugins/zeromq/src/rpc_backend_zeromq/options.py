@@ -130,7 +130,7 @@ class ZeroMQRpcBackendOptions(CertifiedOptions):
         "``encryption`` is True",
     )
     bulk_connections: VariableOption[int] = VariableOption(
-        integer(1, MOST_BULK_CONNECTIONS),
+        integer(1, MOST_BULK_CONNECTIONS, "connections"),
         default=4,
         meaning="connections for messages of 64 KiB or more to each worker with a round trip of 5 ms or "
         "more, in addition to the one for small messages. With a shorter one, and within a host, there "

@@ -9,6 +9,6 @@
 
 namespace torch {
 
-using namespace at;  // NOLINT: as torch's header does
+using namespace at;  // as torch's header does
 
 }  // namespace torch

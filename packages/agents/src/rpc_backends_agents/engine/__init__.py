@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         lacks_secret,
     )
     from rpc_backends_agents.engine.kinds import (
+        BYTES,
         INTEGER,
         PATH,
         SECRET,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from rpc_backends_agents.engine.secret import Secret
 
 __all__ = [
+    "BYTES",
     "CAPABILITIES",
     "HANDSHAKE_TIMEOUT",
     "INTEGER",
@@ -73,7 +75,17 @@ _MODULES = {
     "declarations": ("DeclaredOptions", "Option", "VariableOption", "construct_handler"),
     "guarded_transport": ("HANDSHAKE_TIMEOUT", "GuardedTransport"),
     "handlers": ("CAPABILITIES", "engine_backend", "init_handler", "lacks_secret"),
-    "kinds": ("INTEGER", "PATH", "SECRET", "YES_OR_NO", "Kind", "integer", "seconds", "text"),
+    "kinds": (
+        "BYTES",
+        "INTEGER",
+        "PATH",
+        "SECRET",
+        "YES_OR_NO",
+        "Kind",
+        "integer",
+        "seconds",
+        "text",
+    ),
     "option_checks": ("OptionChecks",),
     "options": ("CertifiedOptions", "EngineOptions", "GuardedOptions"),
     "publication": ("Publication",),

@@ -7,7 +7,8 @@ from typing import Any
 
 from rpc_backends_agents.engine.options import EngineOptions, GuardedOptions
 from rpc_backends_agents.engine.secret import file_variable
-from rpc_backends_agents.start import Settings, start_agent
+from rpc_backends_agents.settings import Settings
+from rpc_backends_agents.start import start_agent
 from rpc_backends_core.spi import Backend, Capability, Group, check_arguments, group_for
 
 #: What the agent provides on each transport that reports lost peers.

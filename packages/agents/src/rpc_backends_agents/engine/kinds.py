@@ -38,9 +38,10 @@ def _check_range(kind: str, least: float, most: float) -> str:
     return range_in_words(least, most)
 
 
-def integer(least: int, most: int) -> Kind[int]:
+def integer(least: int, most: int, unit: str = "an integer") -> Kind[int]:
     """Return the kind of integers in a range.
 
+    :param unit: of what it is a number, for tables.
     :raises ValueError: no integer is in the range.
     """
     limits = _check_range("integer", least, most)
@@ -52,7 +53,7 @@ def integer(least: int, most: int) -> Kind[int]:
         return value
 
     check = partial(OptionChecks.integer, least=least, most=most)
-    return Kind(check, f"an integer, {limits}", read)
+    return Kind(check, f"{unit}, {limits}", read)
 
 
 def seconds(least: float, most: float = math.inf) -> Kind[float]:
@@ -84,6 +85,7 @@ def text(meaning: str) -> Kind[str]:
 
 
 INTEGER = integer(1, MOST_BYTES)
+BYTES = integer(1, MOST_BYTES, "bytes")
 YES_OR_NO = Kind(OptionChecks.boolean, "yes or no", parse_boolean)
 PATH = Kind(OptionChecks.path, "a path", lambda _variable, path: path)
 SECRET = Kind(

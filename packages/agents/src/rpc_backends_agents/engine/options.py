@@ -6,11 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.rpc.constants import (
-    DEFAULT_INIT_METHOD,
-    DEFAULT_NUM_WORKER_THREADS,
-    DEFAULT_RPC_TIMEOUT_SEC,
-)
+from torch.distributed.rpc.constants import DEFAULT_INIT_METHOD
 
 from rpc_backends_agents.engine.declarations import DeclaredOptions, Option, VariableOption
 from rpc_backends_agents.engine.device_options import (
@@ -18,9 +14,10 @@ from rpc_backends_agents.engine.device_options import (
     check_device_maps,
     check_devices,
 )
-from rpc_backends_agents.engine.kinds import INTEGER, PATH, SECRET, Kind
-from rpc_backends_agents.engine.option_checks import OptionChecks
+from rpc_backends_agents.engine.kinds import BYTES, PATH, SECRET, Kind, integer
+from rpc_backends_agents.engine.option_checks import MOST_BYTES, OptionChecks
 from rpc_backends_agents.engine.secret import Secret, find
+from rpc_backends_agents.settings import Settings
 from rpc_backends_core.spi import SettingError
 
 if TYPE_CHECKING:
@@ -31,11 +28,13 @@ class EngineOptions(DeclaredOptions, base=True):
     """The options that every engine on the agent has."""
 
     num_worker_threads: Option[int] = Option(
-        INTEGER, default=DEFAULT_NUM_WORKER_THREADS, meaning="threads that execute requests"
+        integer(1, MOST_BYTES, "threads"),
+        default=Settings.num_worker_threads,
+        meaning="threads that execute requests",
     )
     rpc_timeout: float = Option(
         Kind(OptionChecks.timeout, "seconds"),
-        default=DEFAULT_RPC_TIMEOUT_SEC,
+        default=Settings.rpc_timeout,
         meaning="seconds that a call may take; 0 means no limit. More than 2147483 (24 days) counts as "
         "that",
     )  # type: ignore[assignment]  # the attribute is torch's, and so is its type
@@ -48,16 +47,15 @@ class EngineOptions(DeclaredOptions, base=True):
         meaning="the URL of the rendezvous",
     )  # type: ignore[assignment]
     max_message_bytes: Option[int] = Option(
-        INTEGER,
-        # More than programs send, less than the memory of a host.
-        default=16 << 30,
+        BYTES,
+        default=Settings.max_message_bytes,
         meaning="the size of the longest message accepted from another worker, in bytes, tensors "
         "included. A call with a longer one fails at its sender",
         native="max_message",
     )
     max_unanswered_bytes: Option[int] = Option(
-        INTEGER,
-        default=1 << 30,
+        BYTES,
+        default=Settings.max_unanswered_bytes,
         meaning="the bytes of calls to one worker that may be unanswered before further calls to it "
         "wait. A worker also refuses requests of a caller if more than this many bytes of them wait to "
         "run, and holds further requests of a caller back while that caller has not read this many "
