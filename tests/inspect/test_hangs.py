@@ -166,8 +166,10 @@ def cause(workers: Workers, kind: str, text: str = "") -> str:
 def wait_for_shutdown(workers: Workers, name: str) -> None:
     end = time.monotonic() + LIMIT
     while not any(
-        worker["worker"] == name and " in shutdown\n" in worker["stacks"]
+        worker["worker"] == name and frame["function"] == "shutdown"
         for worker in inspect(workers)["workers"]
+        for thread in worker.get("threads", [])
+        for frame in thread["frames"]
     ):
         assert time.monotonic() < end, f"{name} does not call shutdown"
 
@@ -236,6 +238,17 @@ def test_a_function_that_holds_the_gil_is_named(two: Workers) -> None:
     assert text.startswith(f"'worker1' (process {two[1].pid}) has run no Python for ")
     assert "one thread holds the GIL, in hold_gil (test_hangs.py:" in text
     assert text.endswith("and all others wait for it; 1 call of 'worker0' may need it")
+
+
+def test_json_has_the_frames_of_each_thread_and_who_holds_the_gil(two: Workers) -> None:
+    two[0].call(call_in_background, "worker1", hold_gil)
+    cause(two, "gil")
+    (worker1,) = (worker for worker in inspect(two)["workers"] if worker["worker"] == "worker1")
+    (holder,) = (thread for thread in worker1["threads"] if thread["holds_gil"])
+    frame = next(frame for frame in holder["frames"] if frame["function"] == "hold_gil")
+    assert Path(frame["file"]).name == Path(__file__).name
+    assert frame["line"] > 0
+    assert len(worker1["threads"]) > 1
 
 
 def test_a_caller_that_holds_the_gil_is_named(two: Workers) -> None:

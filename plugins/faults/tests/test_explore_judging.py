@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,20 +103,22 @@ def test_a_program_without_progress_hangs_and_is_ended(tmp_path: Path) -> None:
     assert [cause.kind for cause in judge(run)] == ["hang"]
 
 
-def stacks(*frames: str) -> str:
-    lines = [
-        f'  File "{path}", line 8 in {name}' for path, _, name in (f.partition(":") for f in frames)
+def thread(*places: str) -> dict[str, Any]:
+    """Return a thread as in `rpc-backends inspect --json`; each place is FILE:FUNCTION."""
+    frames = [
+        {"file": file, "line": 8, "function": function}
+        for file, _, function in (place.partition(":") for place in places)
     ]
-    return "\n".join(["Thread 0x7f00 (most recent call first):", *lines, ""])
+    return {"thread": 1, "holds_gil": False, "frames": frames}
 
 
 def test_a_hang_waits_in_the_innermost_functions_of_the_program() -> None:
     library = "/x/site-packages/torch/api.py:rpc_sync"
     ours = "/y/src/rpc_backends_core/_patches.py:call"
-    work = stacks(library, ours, "/p/group.py:retry", "/p/train.py:work", "/p/train.py:main")
-    timer = stacks("/usr/lib/python3.12/threading.py:wait")
+    work = thread(library, ours, "/p/group.py:retry", "/p/train.py:work", "/p/train.py:main")
+    timer = thread("/usr/lib/python3.12/threading.py:wait")
 
-    assert waits(work + "\n" + timer) == {"retry from work"}
+    assert waits([work, timer]) == {"retry from work"}
 
 
 def hung(folder: Path, *waiting: str, cause: str = "") -> Run:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -100,13 +101,14 @@ def command(
                 ],
                 "workers": [
                     {
-                        "worker": group_of_states.worker,
-                        "pid": group_of_states.pid,
-                        "group_id": group_of_states.group_key,
-                        "problem": group_of_states.problem,
+                        "worker": state.worker,
+                        "pid": state.pid,
+                        "group_id": state.group_key,
+                        "problem": state.problem,
                     }
-                    | group_of_states.document
-                    for group_of_states in states
+                    | state.document
+                    | ({} if state.problem else {"threads": _threads(state)})
+                    for state in states
                 ],
                 "causes": [
                     {
@@ -124,6 +126,17 @@ def command(
     from rpc_backends_inspect.view import show
 
     show(explained, stacks=stacks)
+
+
+def _threads(state: WorkerState) -> list[dict[str, Any]]:
+    return [
+        {
+            "thread": thread.number,
+            "holds_gil": thread.number == state.gil_holder,
+            "frames": [asdict(frame) for frame in thread.frames],
+        }
+        for thread in state.threads
+    ]
 
 
 def _watch(

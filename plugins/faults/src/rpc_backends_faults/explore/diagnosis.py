@@ -6,12 +6,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 _LIMIT = 60.0
-_FRAME = re.compile(r'^\s*File "([^"]+)", line \d+ in (.+)$')
 #: Files that are not the program's: Python's, installed packages, and these packages in a checkout.
 LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3|/src/rpc_backends?_\w+/|<frozen|<string>"
@@ -50,19 +49,21 @@ def diagnose(pids: Sequence[int]) -> Diagnosis:
         )
     causes = [str(cause["text"]) for cause in state.get("causes", [])]
     parts = [*causes, *(_worker(worker) for worker in state.get("workers", []))]
-    places = {place for worker in state.get("workers", []) for place in waits(worker.get("stacks"))}
+    places = {
+        place for worker in state.get("workers", []) for place in waits(worker.get("threads", []))
+    }
     return Diagnosis("\n\n".join(parts), causes, sorted(places))
 
 
-def waits(stacks: object) -> set[str]:
+def waits(threads: Iterable[dict[str, Any]]) -> set[str]:
     """Return where threads wait: for each thread the innermost function of the program and its caller.
 
     Line numbers and library functions are left out, because they differ between runs that hang alike.
     """
     calls = set()
-    for thread in re.split(r"^\S.*most recent call first.*$", str(stacks or ""), flags=re.M):
-        frames = [match for match in map(_FRAME.match, thread.splitlines()) if match]
-        program = [frame[2] for frame in frames if not LIBRARY.search(frame[1])]
+    for thread in threads:
+        frames = thread["frames"]
+        program = [frame["function"] for frame in frames if not LIBRARY.search(frame["file"])]
         if program:
             calls.add(" from ".join(program[:2]))
     return calls
