@@ -40,7 +40,7 @@ def test_an_unknown_key_is_refused(make: MakeWorker) -> None:
     assert stranger.lost() == (
         f"handshake with {worker0.endpoint} failed: the peer does not know this worker's key"
     )
-    assert worker0.transport.receive(0.1) is None
+    assert worker0.transport.receive(0) is None
     assert worker0.metric("refused") >= 1
 
 
@@ -87,7 +87,7 @@ def test_a_worker_that_leaves_during_its_lookup_is_refused(make: MakeWorker) -> 
     worker7 = make(7, True).listen("tcp://127.0.0.1:*").learn(worker0)
     worker7.try_to_send(0, b"x")
     assert "worker 7 has left the group" in worker7.lost()
-    assert worker0.transport.receive(0.1) is None
+    assert worker0.transport.receive(0) is None
 
 
 def test_a_slow_lookup_delays_no_other_peer(make: MakeWorker) -> None:
@@ -129,7 +129,7 @@ def test_a_listener_with_another_key_gets_nothing(make: MakeWorker) -> None:
     worker0.transport.learn(1, worker1.endpoint, other.key)
     worker0.try_to_send(1, b"for one only")
     assert "handshake" in worker0.lost()
-    assert worker1.transport.receive(0.1) is None
+    assert worker1.transport.receive(0) is None
     assert "key is not the one" in worker1.log_line("a connection to")
 
 
@@ -213,7 +213,7 @@ def refusal_without_messages(worker: Worker, intruder: Intruder) -> str:
     while reading.is_alive():
         assert worker.transport.receive(0.01) is None
         assert time.monotonic() < until, "the intruder is not refused"
-    assert worker.transport.receive(0.01) is None
+    assert worker.transport.receive(0) is None
     return reason[0]
 
 
@@ -239,7 +239,6 @@ def test_a_worker_cannot_impersonate_another(make: MakeWorker) -> None:
     reason = impostor.refusal()
     assert "a process that claims to be worker 1 has the key of worker 2" in reason
     worker0.log_line("worker 1 has the key of worker 2")
-    assert worker0.transport.receive(0.01) is None
     worker1.learn(worker0)
     worker1.send(0, b"I am")
     assert worker0.message() == (1, [b"I am"])
@@ -262,7 +261,6 @@ def test_an_invalid_greeting_is_refused(make: MakeWorker, encrypted: bool, name:
     worker0.learn(worker1)
     intruder = Intruder(worker0, name, worker1)
     assert "not a worker of this version" in intruder.refusal()
-    assert worker0.transport.receive(0.01) is None
     worker1.learn(worker0)
     worker1.send(0, b"fine")
     assert worker0.message() == (1, [b"fine"])
