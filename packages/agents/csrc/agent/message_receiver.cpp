@@ -209,9 +209,10 @@ bool MessageReceiver::drop_stale() {
   };
   for (const ArrivingMessages::Key& key : arriving_.drop_stale(is_awaited)) {
     const std::string who = agent_.members.called(key.peer);
-    warn_seldom("unfinished request of " + who, "RPC: part of a request of " + who + " has arrived, and then nothing " +
-                                                    "from that worker for a minute, or for some seconds after a lost " +
-                                                    "connection. The request is dropped.");
+    warn_seldom("unfinished request of " + who,
+                "RPC: part of a request of " + who + " has arrived, and then nothing " +
+                    "from that worker for a minute, or no more of it for some seconds " +
+                    "after a lost connection. The request is dropped.");
     const auto answer = [this, kept = agent_.shared_from_this(), key] {
       requests_.answer_with_error(key.peer, key.call,
                                   "worker " + agent_.members.called(agent_.id) +

@@ -104,7 +104,7 @@ std::shared_ptr<ArrivingMessage> ArrivingMessages::find(const Key& key) {
   if (entry == messages_.end()) {
     return nullptr;
   }
-  peers_[key.peer].heard = Clock::now();
+  peers_[key.peer].heard = entry->second.heard = Clock::now();
   return entry->second.message;
 }
 
@@ -123,6 +123,7 @@ std::shared_ptr<ArrivingMessage> ArrivingMessages::find_or_add(const Key& key) {
     entry->second.message = std::make_shared<ArrivingMessage>();
     ++peer.messages;
   }
+  entry->second.heard = peer.heard;
   return entry->second.message;
 }
 
@@ -170,17 +171,17 @@ void ArrivingMessages::remove(const Key& key) {
 
 void ArrivingMessages::lose(int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (const auto entry = peers_.find(peer); entry != peers_.end()) {
-    entry->second.is_lost = true;
+  for (auto& [key, entry] : messages_) {
+    entry.is_cut_off = entry.is_cut_off || key.peer == peer;
   }
 }
 
-ArrivingMessages::Dropped ArrivingMessages::remove_if(const std::function<bool(const Key&)>& which) {
+ArrivingMessages::Dropped ArrivingMessages::remove_if(const std::function<bool(const Key&, const Entry&)>& which) {
   Dropped removed;
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto entry = messages_.begin(); entry != messages_.end();) {
     const auto next = std::next(entry);
-    if (which(entry->first)) {
+    if (which(entry->first, entry->second)) {
       removed.emplace_back(entry->first, entry->second.message);
       erase(entry);
     }
@@ -190,23 +191,25 @@ ArrivingMessages::Dropped ArrivingMessages::remove_if(const std::function<bool(c
 }
 
 void ArrivingMessages::forget(int peer) {
-  for (const auto& [key, message] : remove_if([peer](const Key& key) { return key.peer == peer; })) {
+  for (const auto& [key, message] :
+       remove_if([peer](const Key& key, const Entry& /*entry*/) { return key.peer == peer; })) {
     (void)message->drop();
   }
 }
 
 void ArrivingMessages::clear() {
-  for (const auto& [key, message] : remove_if([](const Key& /*key*/) { return true; })) {
+  for (const auto& [key, message] : remove_if([](const Key& /*key*/, const Entry& /*entry*/) { return true; })) {
     (void)message->drop();
   }
 }
 
 std::vector<ArrivingMessages::Key> ArrivingMessages::drop_stale(const std::function<bool(const Key&)>& is_awaited,
                                                                 Clock::time_point now) {
-  const auto is_stale = [&](const Key& key) {
-    const Peer& peer = peers_[key.peer];
-    const bool is_silent = now - peer.heard > (peer.is_lost ? kSilenceAfterLoss : kSilence);
-    return key.kind == FrameKind::kAnswer ? !is_awaited(key) : is_silent;
+  const auto is_stale = [&](const Key& key, const Entry& entry) {
+    if (key.kind == FrameKind::kAnswer) {
+      return !is_awaited(key);
+    }
+    return entry.is_cut_off ? now - entry.heard > kSilenceAfterLoss : now - peers_[key.peer].heard > kSilence;
   };
   std::vector<Key> requests;
   for (const auto& [key, message] : remove_if(is_stale)) {

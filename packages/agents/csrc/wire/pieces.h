@@ -82,8 +82,9 @@ class ArrivingMessages {
     }
   };
 
-  // If nothing comes from a peer for kSilence, its unfinished requests are given up: it may have been killed. After a
-  // lost connection to the peer, kSilenceAfterLoss is enough.
+  // If nothing comes from a peer for kSilence, its unfinished requests are given up: it may have been killed. A request
+  // that a lost connection has cut off is given up if no piece of it comes for kSilenceAfterLoss: the peer may send
+  // others by then, and those of the other direction may have been lost alone.
   static constexpr std::chrono::seconds kSilence{60};
   static constexpr std::chrono::seconds kSilenceAfterLoss{5};
   // The most unfinished messages of a peer.
@@ -104,7 +105,7 @@ class ArrivingMessages {
   // Forgets a message that is whole or dropped.
   void remove(const Key& key);
 
-  // A connection to the peer is lost.
+  // A connection to the peer is lost: it may have cut off what has not arrived.
   void lose(int peer);
   // Drops the messages of a peer that has left.
   void forget(int peer);
@@ -119,19 +120,19 @@ class ArrivingMessages {
   struct Entry {
     std::shared_ptr<ArrivingMessage> message;
     uint64_t bytes = 0;
+    Clock::time_point heard;  // when the last piece came
+    bool is_cut_off = false;
   };
   struct Peer {
     size_t messages = 0;
     uint64_t bytes = 0;  // of its requests
     Clock::time_point heard;
-    bool is_lost = false;
   };
 
   using Dropped = std::vector<std::pair<Key, std::shared_ptr<ArrivingMessage>>>;
 
   void erase(std::map<Key, Entry>::iterator entry);
-  // Removes messages; `which` gets the key of each.
-  Dropped remove_if(const std::function<bool(const Key&)>& which);
+  Dropped remove_if(const std::function<bool(const Key&, const Entry&)>& which);
 
   const uint64_t message_bytes_;
   const uint64_t requests_bytes_;

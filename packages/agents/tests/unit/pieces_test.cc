@@ -218,5 +218,28 @@ TEST(ArrivingMessages, DropsRequestsOfASilentPeerSoonerAfterALostConnection) {
   EXPECT_TRUE(from_silent->is_dropped());
 }
 
+TEST(ArrivingMessages, ALostConnectionDoesNotShortenTheTimeOfLaterRequests) {
+  ArrivingMessages messages(kMessageBytes, kRequestsBytes);
+  const auto cut_off = messages.find_or_add(request(1, 11));
+  messages.lose(1);
+  const auto later = messages.find_or_add(request(1, 12));
+  const auto soon = ArrivingMessages::Clock::now() + ArrivingMessages::kSilenceAfterLoss;
+  ASSERT_EQ(messages.drop_stale(is_awaited, soon).size(), 1U);
+  EXPECT_TRUE(cut_off->is_dropped());
+  EXPECT_FALSE(later->is_dropped());
+}
+
+TEST(ArrivingMessages, ARequestOfWhichMoreComesAfterALostConnectionStays) {
+  ArrivingMessages messages(kMessageBytes, kRequestsBytes);
+  const auto message = messages.find_or_add(request(1, 11));
+  messages.lose(1);
+  const auto before = ArrivingMessages::Clock::now();
+  while (ArrivingMessages::Clock::now() == before) {  // so that the next piece comes later
+  }
+  (void)messages.find(request(1, 11));
+  EXPECT_TRUE(messages.drop_stale(is_awaited, before + ArrivingMessages::kSilenceAfterLoss).empty());
+  EXPECT_FALSE(message->is_dropped());
+}
+
 }  // namespace
 }  // namespace rpc_backends
