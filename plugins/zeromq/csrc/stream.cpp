@@ -356,6 +356,10 @@ bool Stream::is_unread() {
 
 // Whether the peer has read of a message since the last call. The kernel counts the memory of what was written and not
 // read, which is more than its bytes. If it has grown by less than what was written, the peer has read.
+//
+// Over TCP the kernel counts what is not acknowledged, and the system of a peer that is suspended acknowledges as much
+// as fits into its buffer. So there this counts only if a ping would have waited behind messages, as in the middle of a
+// large one. Otherwise the peer must answer pings.
 bool Stream::has_been_read() {
   const uint64_t written = bytes_written_;
   int in_socket = 0;
@@ -364,7 +368,16 @@ bool Stream::has_been_read() {
   }
   const auto more_written = static_cast<int64_t>(written - std::exchange(checked_written_, written));
   const int64_t more_in_socket = in_socket - std::exchange(checked_in_socket_, in_socket);
-  return more_in_socket < more_written;
+  const bool was_backed_up = std::exchange(was_backed_up_, is_backed_up(in_socket));
+  return more_in_socket < more_written && (was_backed_up || is_unix_socket(fd()));
+}
+
+// Whether messages wait in the queue, or in a socket over TCP because the network or the peer takes no more.
+bool Stream::is_backed_up(int in_socket) {
+  int unsent = in_socket;
+  ::ioctl(fd(), SIOCOUTQNSD, &unsent);  // unchanged if the system cannot tell
+  const Lock lock(writing_);
+  return unsent > 0 || !queue_.empty();
 }
 
 // --- reading ----------------------------------------------------------------------------------------

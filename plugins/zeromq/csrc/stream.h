@@ -91,6 +91,7 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   bool handle(MessageReader::Outcome outcome);
   bool is_unread();
   bool has_been_read();
+  bool is_backed_up(int in_socket);
   void report_end(const std::string& reason);
   void write_rest(Lock& lock, Clock::time_point deadline, std::deque<Outgoing>& sent);
   void wait_until_arrived(Clock::time_point deadline) const;
@@ -130,6 +131,7 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   // As of the last check_liveness(), which alone uses them.
   uint64_t checked_written_ = 0;
   int64_t checked_in_socket_ = 0;
+  bool was_backed_up_ = false;
   Clock::time_point last_ping_;
 };
 

@@ -146,6 +146,27 @@ def test_a_suspended_peer_is_lost_and_found(
 
 
 @pytest.mark.parametrize("medium", ["tcp", "ipc"])
+def test_a_suspended_peer_is_lost_while_messages_are_sent(
+    make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
+) -> None:
+    """Over TCP, its system acknowledges what it does not read."""
+    worker0 = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen(where(medium))
+    child = start_echo(start, worker0, where(medium))
+    worker0.send(1, b"x")
+    worker0.message()
+    suspend(child.process.pid)
+    try:
+        until = time.monotonic() + 20
+        while (event := worker0.transport.receive(0.3)) is None:
+            assert time.monotonic() < until
+            worker0.try_to_send(1, bytes(100))
+        assert event[0] == "lost"
+        assert "no heartbeat" in event[3]
+    finally:
+        child.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("medium", ["tcp", "ipc"])
 def test_a_peer_suspended_while_receiving_is_lost(
     make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
 ) -> None:

@@ -3,13 +3,17 @@
 
 #include <gtest/gtest.h>
 #include <linux/pkt_sched.h>
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
 
+#include "endpoint.h"
 #include "keys.h"
 #include "parts.h"
 #include "socket_pair.h"
@@ -17,7 +21,7 @@
 namespace rpc_backends::zeromq {
 namespace {
 
-constexpr uint64_t kMaxMessage = uint64_t{8} << 20;
+constexpr size_t kMaxMessage = size_t{8} << 20;
 
 Clock::time_point limit() {
   return Clock::now() + std::chrono::seconds(60);  // no passing test waits that long
@@ -81,11 +85,17 @@ struct Kind {
 
 class StreamTest : public testing::TestWithParam<Kind> {
  protected:
-  StreamTest() {
+  StreamTest() { connect(end1, end2); }
+
+  ~StreamTest() override { close(end1, end2); }
+
+  static void connect(End& end1, End& end2) {
     auto [here, there] = GetParam().is_over_tcp ? tcp_pair() : socket_pair();
-    if (const int bytes = GetParam().receive_buffer; bytes > 0) {
-      ::setsockopt(here->get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
-      ::setsockopt(there->get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+    for (const int fd : {here->get(), there->get()}) {
+      tune(fd, 60);
+      if (const int bytes = GetParam().receive_buffer; bytes > 0) {
+        ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+      }
     }
     if (!GetParam().is_encrypted) {
       end1.open(std::make_unique<Channel>(std::move(here)));
@@ -109,12 +119,14 @@ class StreamTest : public testing::TestWithParam<Kind> {
     end2.open(std::move(listening));
   }
 
-  ~StreamTest() override {
+  static void close(End& end1, End& end2) {
     end1.stream->close(Clock::now());
     end2.stream->close(Clock::now());
   }
 
-  void start() {
+  void start() { start(end1, end2); }
+
+  static void start(End& end1, End& end2) {
     end1.stream->start();
     end2.stream->start();
   }
@@ -311,6 +323,43 @@ TEST_P(StreamTest, ASilentPeerGetsAPingAndAnswersIt) {
   over = true;
   reads.join();
   EXPECT_TRUE(is_shorter);
+}
+
+// Over TCP, its system acknowledges what it has not read.
+TEST_P(StreamTest, APeerThatReadsNothingIsSilentAlthoughMessagesAreSent) {
+  start();
+  Clock::duration silence{};
+  for (int i = 0; i < 30; ++i) {
+    ASSERT_TRUE(end1.stream->send(parts_with({std::string(100, 'x')})));
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    silence = end1.stream->check_liveness();
+  }
+  EXPECT_GE(silence, std::chrono::milliseconds(200));
+}
+
+TEST_P(StreamTest, APeerThatReadsALargeMessageIsNotSilent) {
+  end1.stream->start();
+  end1.writer.stop();  // so this thread writes
+  const auto bytes_in_socket = [this] {
+    int bytes = 0;
+    EXPECT_EQ(::ioctl(end1.stream->fd(), SIOCOUTQ, &bytes), 0);
+    return bytes;
+  };
+  ASSERT_TRUE(end1.stream->send(parts_with({std::string(kMaxMessage, 'x')})));
+  end1.stream->check_liveness();
+  for (size_t read = 0; read < kMaxMessage;) {
+    for (const size_t next = read + (size_t{1} << 20); read < std::min(next, kMaxMessage);) {
+      end1.stream->flush();
+      read += received(end2.stream->fd()).size();
+    }
+    // The peer reads faster than this worker writes.
+    for (const auto until = limit(); bytes_in_socket() > 0 && Clock::now() < until;) {
+      read += received(end2.stream->fd()).size();
+    }
+    if (read < kMaxMessage) {
+      EXPECT_EQ(end1.stream->check_liveness(), Clock::duration(0)) << read;
+    }
+  }
 }
 
 TEST_P(StreamTest, WaitingForQueuedMessagesEndsWhenTheStreamIsAbandoned) {
