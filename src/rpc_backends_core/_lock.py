@@ -92,9 +92,25 @@ def installed() -> list[Package]:
 
 
 def write(path: Path, packages: Iterable[Package]) -> None:
-    """Write a lock file."""
+    """Write a lock file, or replace it at once: a worker that starts now reads the former one.
+
+    :raises LockError: it cannot be written; a former file is as it was.
+    """
     document = {"version": VERSION, "packages": [asdict(package) for package in packages]}
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    file = path.resolve()  # a link stays one
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        try:
+            temporary.write_text(json.dumps(document, indent=2) + "\n")
+            temporary.replace(file)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise LockError(
+            f"the lock file {path} cannot be written: {error.strerror}. Name a file in a folder that "
+            "exists, in which you may write."
+        ) from error
 
 
 def read(path: Path) -> list[Package]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import socket
 import sys
 from typing import Any
 
@@ -15,8 +16,13 @@ from core.kit import Site, calls
 from rpc_backends_core import _api as api
 from rpc_backends_core import _patches as patches
 from rpc_backends_core._backend_type import BackendType
-from rpc_backends_core._bridge import torch_internals
-from rpc_backends_core._errors import BackendConflictError, BackendLoadError, UnknownBackendError
+from rpc_backends_core._bridge import session, torch_internals
+from rpc_backends_core._errors import (
+    BackendConflictError,
+    BackendLoadError,
+    StoreError,
+    UnknownBackendError,
+)
 from rpc_backends_core._registry import Registry
 
 B: Any = BackendType
@@ -328,7 +334,19 @@ def test_an_init_method_that_torch_refuses_is_shown(
 
 def test_a_missing_rank_is_an_error_with_the_remedy() -> None:
     text = refusal(ValueError, url="tcp://127.0.0.1:1", rank=-1)
-    assert "rank parameter missing. Pass rank to init_rpc" in text
+    assert text.endswith("rank parameter missing. Pass rank to init_rpc.")
+
+
+def test_an_address_that_another_process_has_is_an_error_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "_HOST_GRACE_PERIOD", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        assert refusal(StoreError, url=url) == (
+            f"RPC worker 'w' (rank 0) cannot host the group's store at {url}: something else uses that "
+            "port. Choose another port, in MASTER_PORT or in init_method, or end the process that has it."
+        )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,19 @@ def test_a_look_at_a_connection_opens_nothing_and_reads_nothing() -> None:
 def test_other_stores_are_never_closed(tmp_path: Path) -> None:
     assert not is_closed(dist.HashStore())
     assert not is_closed(dist.FileStore(str(tmp_path / "store")))
+
+
+def test_a_default_timeout_of_sockets_changes_no_connection() -> None:
+    server = host()
+    store = client(server.port)
+    mine, others = socket.socketpair()
+    with mine, others:
+        socket.setdefaulttimeout(0.5)
+        try:
+            assert not is_closed(store)
+        finally:
+            socket.setdefaulttimeout(None)
+        blocking = [os.get_blocking(connection.fileno()) for connection in (mine, others)]
+    assert blocking == [True, True]
+    store.set("key", "value")
+    assert store.get("key") == b"value"

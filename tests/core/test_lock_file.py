@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from rpc_backends_core import _lock
-from rpc_backends_core._errors import SettingError
+from rpc_backends_core._errors import LockError, SettingError
 
 PACKAGE = {
     "distribution": "rpc-backend-a",
@@ -61,3 +62,26 @@ def test_another_file_is_no_lock(tmp_path: Path, content: bytes, reason: str) ->
 def test_a_folder_is_no_lock(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"it is a directory\. Name a file in it"):
         _lock.read(tmp_path)
+
+
+def test_a_lock_that_cannot_be_written_keeps_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "lock"
+    _lock.write(file, [_lock.Package(**PACKAGE)])  # type: ignore[arg-type]
+
+    def fail(path: Path, _text: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(LockError, match=r"cannot be written: .*No space left on device"):
+        _lock.write(file, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert _lock.read(file) == [_lock.Package(**PACKAGE)]  # type: ignore[arg-type]
+
+
+def test_a_lock_in_a_missing_folder_is_an_error_with_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "missing/lock"
+    with pytest.raises(LockError, match=f"{file} cannot be written"):
+        _lock.write(file, [])

@@ -68,10 +68,7 @@ def _naming_arguments(init_method: str, name: str) -> Iterator[None]:
         text = str(error).partition("\n")[0]
         if not isinstance(error, ValueError) and not text.startswith("No rendezvous handler"):
             raise
-        if "rank parameter missing" in text:
-            remedy = "Pass rank to init_rpc, or end the URL with ?rank=0, for example."
-        else:
-            remedy = _FORMS
+        remedy = "Pass rank to init_rpc." if "rank parameter missing" in text else _FORMS
         raise type(error)(
             f"RPC worker {name!r} cannot use init_method {init_method!r}: {text}. {remedy}"
         ) from None

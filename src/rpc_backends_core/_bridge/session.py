@@ -181,8 +181,6 @@ class Session:
         return store
 
     def _form_group(self) -> Any:
-        from rpc_backends_core._group.waiting import lost_store
-
         end = time.monotonic() + _HOST_GRACE_PERIOD
         store = None
         while True:
@@ -194,11 +192,22 @@ class Session:
                 # yet, or we connected to it just before it closed.
                 if time.monotonic() > end:
                     # The cause would add only torch's C++ backtrace.
-                    raise StoreError(lost_store(store, error)) from None
+                    raise StoreError(self._why_no_group(store, error)) from None
                 self._let_go()
                 time.sleep(_HOST_PAUSE)
                 continue
             return group.store
+
+    def _why_no_group(self, store: Any, error: Exception) -> str:
+        from rpc_backends_core._group.waiting import lost_store
+
+        if store is None and self.rank == 0 and "EADDRINUSE" in str(error):
+            return (
+                f"RPC worker {self.name!r} (rank 0) cannot host the group's store at {self.init_method}: "
+                "something else uses that port. Choose another port, in MASTER_PORT or in init_method, "
+                "or end the process that has it."
+            )
+        return lost_store(store, error)
 
     def _join(self, store: Any) -> Group:
         """Join the group that is forming on the raw store."""

@@ -6,14 +6,18 @@ the socket is looked at first. Torch does not say which socket it is; the addres
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 #: The sockets that are connected to a store's host: file descriptor and inode, by the host's address.
 _Sockets = list[tuple[int, int]]
 _known: dict[tuple[str, int], _Sockets] = {}
+_LONGEST_ADDRESS = 128
 
 
 def address_of(store: Any) -> tuple[str, int] | None:
@@ -55,31 +59,38 @@ def _connected_to(address: tuple[str, int]) -> _Sockets:
     for descriptor in descriptors:
         try:
             inode = os.fstat(descriptor).st_ino
-            peer = _look(descriptor, lambda connection: connection.getpeername())
-        except OSError:  # no socket, or one without a peer
+        except OSError:  # it was closed meanwhile
             continue
-        is_ip = isinstance(peer, tuple) and len(peer) >= 2
-        if is_ip and peer[1] == address[1] and peer[0].removeprefix("::ffff:") in hosts:
+        host, port = _peer_of(descriptor)
+        if port == address[1] and host.removeprefix("::ffff:") in hosts:
             sockets.append((descriptor, inode))
     return sockets
+
+
+# A socket object is not used for torch's descriptors: with ``socket.setdefaulttimeout``, it would make
+# them non-blocking.
+
+
+def _peer_of(descriptor: int) -> tuple[str, int]:
+    """Return host and port at the other end of a connection over IP; ("", 0) for another descriptor."""
+    address = ctypes.create_string_buffer(_LONGEST_ADDRESS)
+    size = ctypes.c_uint(_LONGEST_ADDRESS)
+    if ctypes.CDLL(None).getpeername(descriptor, address, ctypes.byref(size)) != 0:
+        return "", 0
+    family, port = int.from_bytes(address.raw[:2], sys.byteorder), address.raw[2:4]
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return "", 0
+    # <netinet/in.h>: a flow label of 4 bytes stands before the address of IPv6.
+    host = address.raw[4:8] if family == socket.AF_INET else address.raw[8:24]
+    return socket.inet_ntop(family, host), int.from_bytes(port, "big")
 
 
 def _has_ended(descriptor: int, inode: int) -> bool:
     try:
         if os.fstat(descriptor).st_ino != inode:
             return True  # this process has closed it
-        flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
-        return bool(_look(descriptor, lambda connection: connection.recv(1, flags)) == b"")
-    except BlockingIOError:
-        return False
     except OSError:
         return True
-
-
-def _look(descriptor: int, at: Any) -> Any:
-    """Call ``at`` with a socket object for a descriptor that belongs to torch."""
-    connection = socket.socket(fileno=descriptor)
-    try:
-        return at(connection)
-    finally:
-        connection.detach()
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    return bool(poll.poll(0))
