@@ -11,11 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import rpc
 
-from rpc_backends_inspect import causes, groups
+from rpc_backends_core.spi import StoreAccess
+from rpc_backends_inspect import causes, groups, peers
 from rpc_backends_inspect import workers as inspected
 from support import steps
 from support.command import wait_until
@@ -244,3 +247,31 @@ def test_the_likely_reason_is_about_the_call_that_failed(tmp_path: Path, folder:
         assert "there, 'worker2' is at wait_for_event (test_dumps.py:" in error
         assert "'worker1'" not in error
         workers.run(finish)
+
+
+class SlowStore(dist.HashStore):
+    """A store that does not answer one request until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        assert self.may_answer.wait(60)
+        super().set(key, value)
+
+
+def test_a_slow_store_for_dumps_does_not_refuse_other_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "_STORE", 0.01)
+    store = SlowStore()
+
+    class AGroup:
+        def __init__(self) -> None:
+            self.store, self.access = store, StoreAccess(store)
+
+    group: Any = AGroup()
+    peers.Peers(group).publish("worker0")
+    assert group.access.ask(lambda store: store.add("key", 1)) == 1
+    store.may_answer.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -147,3 +148,13 @@ def test_names_that_a_peer_chose_are_harmless() -> None:
     assert workers._text("train.K\u00c3\u00bcche") == "train.Küche"
     assert workers._text("\x1b[2Jtrain") == r"\x1b[2Jtrain"
     assert workers._text("train.\u00ff") == "train.\u00ff"  # the bytes are no UTF-8
+
+
+def test_a_stopped_worker_is_seen_at_each_look(listener: socket.socket) -> None:
+    """It accepts no connection, so each look leaves one."""
+    for _ in range(100):
+        with contextlib.ExitStack() as connections:
+            looks = sockets.connect_all(5.0)
+            for look in looks:
+                connections.callback(look.connection.close)
+            assert os.getpid() in [look.pid for look in looks]

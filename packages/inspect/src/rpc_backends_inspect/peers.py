@@ -14,7 +14,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rpc_backends_core.spi import Group, StoreError, current_session
+from rpc_backends_core.spi import Group, StoreAccess, StoreError, current_session
 from rpc_backends_inspect import processes
 from rpc_backends_inspect.workers import WorkerState
 
@@ -54,7 +54,7 @@ class Peers:
                 {"host": socket.gethostname(), "space": _space(), "pid": os.getpid()}
             )
             try:
-                group.access.ask(lambda store: store.set(_KEY.format(worker), where), _STORE)
+                _access(group).ask(lambda store: store.set(_KEY.format(worker), where), _STORE)
             except StoreError as error:
                 _log.debug("dumps of other workers cannot name this process: %s", error)
 
@@ -62,7 +62,10 @@ class Peers:
         """Return the members of this host whose processes have ended or cannot answer."""
         present = {state.worker for state in group.states}
         absent = [name for name in group.members if name not in present][:_MOST]
-        pids = {name: pid for name in absent if (pid := self._pid(name))}
+        if not absent or (of_group := self._group()) is None:
+            return []
+        access = _access(of_group)
+        pids = {name: pid for name in absent if (pid := _pid(access, name))}
         fates = processes.fates(pids.values(), _END)
         return [
             WorkerState(name, pid, fates[pid], group_key=group.key)
@@ -70,22 +73,26 @@ class Peers:
             if fates[pid]
         ]
 
-    def _pid(self, worker: str) -> int:
-        """Return the process of a member of this host; 0 if it is not known."""
-        if (group := self._group()) is None:
-            return 0
-        try:
-            text = group.access.ask(lambda store: _read(store, _KEY.format(worker)), _STORE)
-            where = json.loads(text[:_MOST_BYTES] or "{}")
-            if (where["host"], where["space"]) == (socket.gethostname(), _space()):
-                return int(where["pid"])
-        except (StoreError, ValueError, TypeError, KeyError):
-            return 0
-        return 0
-
 
 def _none() -> None:
     return None
+
+
+def _access(group: Group) -> StoreAccess:
+    """Return an access of its own: with the group's, a request that is late would refuse the group's."""
+    return StoreAccess(group.store)
+
+
+def _pid(access: StoreAccess, worker: str) -> int:
+    """Return the process of a member of this host; 0 if it is not known."""
+    try:
+        text = access.ask(lambda store: _read(store, _KEY.format(worker)), _STORE)
+        where = json.loads(text[:_MOST_BYTES] or "{}")
+        if (where["host"], where["space"]) == (socket.gethostname(), _space()):
+            return int(where["pid"])
+    except (StoreError, ValueError, TypeError, KeyError):
+        return 0
+    return 0
 
 
 def _read(store: Any, key: str) -> bytes:

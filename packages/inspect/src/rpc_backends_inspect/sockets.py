@@ -22,7 +22,8 @@ _PREFIX = "rpc-backends-inspect-{}-"
 #: The start of the name of the memory file with a worker's stacks. The rest is the key of the worker's
 #: group, a colon, and the worker's name. They can thus be read even if the worker does not answer.
 MEMORY_FILE = "rpc-worker:"
-_BACKLOG = 16
+#: A stopped worker accepts no connection, so each look at it leaves one.
+_BACKLOG = 4096
 _CREDENTIALS = struct.Struct("3i")
 
 
