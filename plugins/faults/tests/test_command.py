@@ -270,3 +270,17 @@ def test_run_names_a_missing_program(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert "'no-such-program' cannot be run: No such file or directory." in done.stderr
+
+
+def test_the_commands_load_with_a_click_whose_types_are_not_generic() -> None:
+    """Before 8.2, click.ParamType took no type in brackets."""
+    code = """
+import click
+
+def refuse(_kind, _type):
+    raise TypeError("type 'ParamType' is not subscriptable")
+
+click.ParamType.__class_getitem__ = classmethod(refuse)
+import rpc_backends_faults.explore.command
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

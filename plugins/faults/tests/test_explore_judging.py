@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from rpc_backends_faults.explore import invariants, problems
-from rpc_backends_faults.explore.diagnosis import waits
+from rpc_backends_faults.explore.diagnosis import diagnose, waits
 from rpc_backends_faults.explore.invariants import Invariant
 from rpc_backends_faults.explore.processes import Program, RunningProgram
 from rpc_backends_faults.explore.runs import Run
@@ -346,3 +347,8 @@ def test_a_file_without_invariants_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="no function whose name begins with 'check_'"):
         invariants.load(tmp_path / "checks.py")
+
+
+def test_it_is_said_why_hung_processes_cannot_be_inspected() -> None:
+    text = diagnose([os.getpid()]).text  # it records nothing
+    assert "no RPC worker" in text

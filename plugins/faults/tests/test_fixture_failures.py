@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rpc_backends_faults import testing
 from support.command import run_module
 from support.environments import clean_environ
 
@@ -96,3 +98,12 @@ def test_a_hang_shows_the_faults_and_the_stack(shown: dict[str, str]) -> None:
 
 def test_a_test_that_passes_shows_nothing(shown: dict[str, str]) -> None:
     assert "passes" not in shown
+
+
+def test_an_interrupt_reaches_pytest(rpc_faults: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_function: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(testing.Reference, "to", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rpc_faults(print, backend="TENSORPIPE")

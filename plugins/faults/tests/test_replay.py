@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -198,3 +199,12 @@ def add_a_rule(me: WorkerContext) -> str:
 def report_overdue_messages_soon(me: WorkerContext) -> None:
     """Shorten the time after which a replay reports an overdue message."""
     replay.STALL_TIMEOUT = 0.4
+
+
+def test_an_event_may_have_line_separators_of_unicode(tmp_path: Path) -> None:
+    text = "before\u2028then\u0085after"
+    events = [{"event": "start"}, {"event": "refused", "problems": [text]}, {"event": "end"}]
+    log = tmp_path / "worker.jsonl"
+    lines = [json.dumps(event, ensure_ascii=False) for event in events]
+    log.write_text("\n".join([*lines, '{"event": "cut o']), encoding="utf-8")
+    assert replay.events(log) == list(enumerate(events, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -217,3 +218,24 @@ def test_a_program_may_change_its_working_directory(
 
     replace(path, OLD.replace("old", "new"))
     wait_for(lambda: [rule.name for rule in engine.rules] == ["new"])
+
+
+def test_a_change_while_the_agent_stops_does_not_block_it(
+    path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "INTERVAL", 0.01)
+    takes, closes = threading.Event(), threading.Event()
+
+    def check(_rules: RuleSet) -> None:
+        takes.set()
+        assert closes.wait(60)
+
+    watcher = Watcher(path, engine, check)
+    engine.at_close(closes.set)
+    engine.at_close(watcher.close)
+    path.write_text(OLD.replace("old", "new"))
+    assert takes.wait(60)
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()

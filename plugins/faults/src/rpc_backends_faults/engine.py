@@ -155,12 +155,14 @@ class Engine:
 
     def close(self) -> None:
         """Report on the rules, close the log and stop; a second call does nothing."""
+        # Without the lock: the watcher's thread, which ends here, may be about to change the rules.
+        closing, self._closing = self._closing, []
+        for do in closing:
+            do()
         with self._changing:
             if self._pipeline is None:
                 return
             marks.detach(self)
-            for do in self._closing:
-                do()
             self._report()
             self._pipeline.close_log()
             lost, why = self._pipeline.log_failure()

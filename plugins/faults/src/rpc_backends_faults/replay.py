@@ -191,7 +191,8 @@ def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
     :raises RuleError: the file cannot be read or is not an event log, or a line is not valid JSON.
     """
     numbered = []
-    lines = read_text(path, "event log", errors="replace").splitlines()
+    # Not at the separators of Unicode, which may be in a line.
+    lines = read_text(path, "event log", errors="replace").removesuffix("\n").split("\n")
     for number, line in enumerate(lines, 1):
         try:
             event = dict(json.loads(line))

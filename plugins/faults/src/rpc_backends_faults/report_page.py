@@ -89,7 +89,7 @@ def cut_off(file: Path) -> str | None:
     with _opened(file) as log:
         size = log.seek(0, os.SEEK_END)
         log.seek(max(0, size - _TAIL))
-        lines = log.read().decode(errors="replace").splitlines(keepends=True)
+        lines = log.read().decode(errors="replace").split("\n")
     crash = ""
     for line in reversed(lines):
         try:
@@ -102,7 +102,7 @@ def cut_off(file: Path) -> str | None:
             return None
         if event.get("event") == "request":
             crash = crash or _crash_of(event)
-    return _cut_off(bool(lines) and not lines[-1].endswith("\n"), crash)
+    return _cut_off(lines[-1] != "", crash)
 
 
 def _opened(file: Path) -> BinaryIO:

@@ -192,9 +192,8 @@ class Runner:
                 with contextlib.suppress(WorkerError):
                     group.run(_stop, together, on=alive)
             except BaseException as error:
-                run.error = (
-                    f"{type(error).__name__}: {str(error).splitlines()[0].partition(';')[0]}"
-                )
+                first_line = next(iter(str(error).splitlines()), "")
+                run.error = f"{type(error).__name__}: {first_line.partition(';')[0]}"
                 raise
             finally:
                 run.seconds = time.monotonic() - begin

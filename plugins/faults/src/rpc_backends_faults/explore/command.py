@@ -41,7 +41,7 @@ class InterruptedFailure(Failure):
     exit_code = _INTERRUPTED
 
 
-class Duration(click.ParamType[float]):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # older versions of click refuse a type
     """A duration such as ``90``, ``90s``, ``10m`` or ``1h``, in seconds."""
 
     name = "duration"
@@ -56,7 +56,7 @@ class Duration(click.ParamType[float]):
         return float(match[1]) * _UNITS[match[2] or "s"]
 
 
-class Names(click.ParamType[tuple[str, ...]]):
+class Names(click.ParamType):  # type: ignore[type-arg]  # as above
     """Names of kinds, separated by commas."""
 
     name = "kinds"

@@ -47,6 +47,8 @@ def diagnose(pids: Sequence[int]) -> Diagnosis:
         return Diagnosis(
             "The workers could not be inspected: " + (why[-1] if why else "no output") + "\n"
         )
+    if "error" in state:
+        return Diagnosis(f"The workers could not be inspected: {state['error']}\n")
     causes = [str(cause["text"]) for cause in state.get("causes", [])]
     parts = [*causes, *(_worker(worker) for worker in state.get("workers", []))]
     places = {
