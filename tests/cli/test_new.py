@@ -189,6 +189,7 @@ def test_an_author_is_written_as_toml(tmp_path: Path) -> None:
     for author, expected in (
         ('Ada "the" \\ First', {"name": 'Ada "the" \\ First'}),
         ("<ada@example.org>", {"email": "ada@example.org"}),
+        ("𠮷野 É", {"name": "𠮷野 É"}),
     ):
         text = scaffold.files(X, TENSORPIPE, scaffold.Facts(author=author))["pyproject.toml"]
         assert tomllib.loads(text)["project"]["authors"] == [expected]

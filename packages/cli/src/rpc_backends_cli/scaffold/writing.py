@@ -92,11 +92,16 @@ def _fill(text: str, values: dict[str, str]) -> str:
 
 
 def _author(text: str) -> str:
-    """Return an author as a table for pyproject.toml; JSON strings are valid in TOML."""
+    """Return an author as a table for pyproject.toml."""
     name, address = _name_and_address(text)
     fields = [("name", name), ("email", address)]
-    fields_in_toml = ", ".join(f"{key} = {json.dumps(value)}" for key, value in fields if value)
+    fields_in_toml = ", ".join(f"{key} = {_quoted(value)}" for key, value in fields if value)
     return f"{{ {fields_in_toml} }}"
+
+
+def _quoted(text: str) -> str:
+    """Return a string of TOML. One of JSON is, except that TOML has no surrogates."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _name_and_address(text: str) -> tuple[str, str]:
@@ -121,6 +126,6 @@ def _urls(url: str | None) -> str:
     repository = url.rstrip("/")
     return (
         "[project.urls]\n"
-        f"Repository = {json.dumps(repository)}\n"
-        f"Issues = {json.dumps(f'{repository}/issues')}\n"
+        f"Repository = {_quoted(repository)}\n"
+        f"Issues = {_quoted(f'{repository}/issues')}\n"
     )
