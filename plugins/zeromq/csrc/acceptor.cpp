@@ -374,6 +374,12 @@ void Acceptor::admit(uint64_t id, const Greeting& greeting, int worker) {
                pending.tls->peer().text() + ", which is not the identity that this worker has published");
     return;
   }
+  if (settings_.certificates && services_.of_streams.tls->revoked().covers(pending.tls->peer())) {
+    // Since the handshake. Later, the owner ends its connection.
+    refuse(id, "this worker does not accept the certificate",
+           pending.address + ": the certificate of " + pending.tls->peer().text() + " is revoked");
+    return;
+  }
   const auto owner = owner_.lock();
   if (const std::string why = owner ? owner->refusal(greeting) : ""; !why.empty()) {
     refuse(id, who + ": " + why);

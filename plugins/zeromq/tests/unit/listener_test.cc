@@ -1,0 +1,179 @@
+// Where a worker listens.
+#include "listener.h"
+
+#include <gtest/gtest.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "authority.h"
+#include "endpoint.h"
+
+// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
+// the former one.
+extern "C" int fail_allocation(int number);
+
+namespace rpc_backends::zeromq {
+namespace {
+
+constexpr int kPeer = 7;
+// No passing test waits that long.
+constexpr std::chrono::seconds kLimit{10};
+
+Settings some_settings() {
+  Settings settings;
+  settings.max_message = uint64_t{8} << 20;
+  settings.heartbeat = 0.02;
+  settings.heartbeat_timeout = 0.1;
+  settings.handshake_timeout = 60;
+  return settings;
+}
+
+// A worker that listens.
+struct Worker {
+  ~Worker() {
+    loop.stop();
+    writer.stop();
+    listener->close(Clock::now());
+  }
+
+  void listen(const std::string& where = "tcp://127.0.0.1:*") {
+    const Stream::Services services{settings, inbox, loop, writer, releaser, counters, tls.get()};
+    listener = std::make_shared<Listener>(Acceptor::Services{services, callback_thread, keys, proofs}, [](int) {});
+    endpoint = Endpoint(listener->bind(where));
+    run_posted();
+  }
+
+  // Returns once the event loop has run what was posted before.
+  void run_posted() {
+    std::atomic<bool> has_run{false};
+    loop.post([&has_run] {
+      has_run = true;
+      has_run.notify_all();
+    });
+    has_run.wait(false);
+  }
+
+  void fail_allocation_of_loop(int number) {
+    loop.post([number] { fail_allocation(number); });
+    run_posted();
+  }
+
+  std::unique_ptr<Fd> connect() {
+    std::unique_ptr<Fd> caller = endpoint.open_socket(60);
+    connect(*caller);
+    return caller;
+  }
+
+  void connect(const Fd& caller) {
+    if (::connect(caller.get(), endpoint.address(), endpoint.address_size()) != 0) {
+      EXPECT_EQ(errno, EINPROGRESS);
+      pollfd connected{caller.get(), POLLOUT, 0};
+      EXPECT_EQ(::poll(&connected, 1, 10'000), 1);
+    }
+  }
+
+  static Greeting greeting() {
+    static uint64_t time = 0;
+    Greeting greeting{};
+    std::copy_n(kForm, sizeof kForm, greeting.form);
+    greeting.worker = kPeer;
+    greeting.time = ++time;
+    return greeting;
+  }
+
+  // Whether the greeting is answered.
+  static bool is_admitted(const Fd& caller) {
+    const Greeting sent = greeting();
+    EXPECT_EQ(::send(caller.get(), &sent, sizeof sent, MSG_NOSIGNAL), ssize_t{sizeof sent});
+    Answer answer{};
+    pollfd arrived{caller.get(), POLLIN, 0};
+    return ::poll(&arrived, 1, 10'000) == 1 &&
+           ::recv(caller.get(), &answer, sizeof answer, 0) == ssize_t{sizeof answer} && answer.is_admitted == 1;
+  }
+
+  // Whether the worker ends the connection.
+  static bool is_ended(const Fd& caller) {
+    char byte = 0;
+    for (const auto until = Clock::now() + kLimit; Clock::now() < until;) {
+      const ssize_t got = ::recv(caller.get(), &byte, 1, 0);
+      if (got == 0 || (got == -1 && errno != EAGAIN)) {
+        return true;
+      }
+      pollfd arrived{caller.get(), POLLIN, 0};
+      ::poll(&arrived, 1, 10);
+    }
+    return false;
+  }
+
+  Settings settings = some_settings();
+  Counters counters;
+  Inbox inbox;
+  EventLoop loop{"test-events"}, writer{"test-writes"};
+  Releaser releaser{"test-release", 0};
+  CallbackThread callback_thread{"test-calls", nullptr, nullptr};
+  Directory keys, proofs;
+  std::unique_ptr<TlsContext> tls;
+  std::shared_ptr<Listener> listener;
+  Endpoint endpoint;
+};
+
+// --- revocation -------------------------------------------------------------------------------------
+
+TEST(Listener, ACertificateThatIsRevokedBeforeTheGreetingIsRefused) {
+  const Authority authority;
+  const Crypto& crypto = Crypto::get(false);
+  const auto own = authority.certify({"DNS:b"});
+  const TlsContext context(crypto, *authority.certify({"DNS:a"}));
+  const std::string proof(kProofSize, 'p');
+  for (const bool is_revoked : {false, true}) {
+    Worker worker;
+    worker.settings.certificates = own;
+    worker.settings.public_key = key_text(crypto, "b");
+    worker.settings.wants_proofs = true;
+    worker.tls = std::make_unique<TlsContext>(crypto, *own);
+    worker.keys.learn(kPeer, key_text(crypto, "a"));
+    worker.proofs.learn(kPeer, proof);
+    worker.listen("ipc://@listener_test-" + std::to_string(::getpid()));
+    const auto caller = context.connecting(worker.connect(), worker.settings.public_key);
+    auto state = TlsChannel::Handshake::kNeedsData;
+    for (const auto until = Clock::now() + kLimit; state != TlsChannel::Handshake::kDone && Clock::now() < until;) {
+      state = caller->shake_hands();
+    }
+    ASSERT_EQ(state, TlsChannel::Handshake::kDone);
+    for (int unread = 1; unread > 0;) {
+      ASSERT_EQ(::ioctl(caller->fd(), SIOCOUTQ, &unread), 0);
+    }
+    worker.run_posted();  // so the worker, too, has finished the handshake
+    if (is_revoked) {
+      worker.tls->revoked().set({"a"});
+      worker.loop.post([&worker] { worker.listener->end_revoked(worker.tls->revoked()); });
+    }
+    Greeting sent = Worker::greeting();
+    set_proof(sent.proof, proof);
+    const iovec place{&sent, sizeof sent};
+    ASSERT_EQ(caller->write(&place, 1), ssize_t{sizeof sent});
+    ASSERT_TRUE(caller->flush());
+    Answer answer{};
+    ssize_t got = -1;
+    for (const auto until = Clock::now() + kLimit; got == -1 && Clock::now() < until;) {
+      got = caller->read(&answer, sizeof answer);
+    }
+    ASSERT_EQ(got, ssize_t{sizeof answer});
+    EXPECT_EQ(answer.is_admitted, is_revoked ? 0U : 1U);
+    EXPECT_EQ(worker.counters.refused, is_revoked ? 1U : 0U);
+  }
+}
+
+}  // namespace
+}  // namespace rpc_backends::zeromq
