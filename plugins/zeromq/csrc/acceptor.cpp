@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
+#include <new>
 #include <optional>
 #include <utility>
 
 #include "endpoint.h"
+#include "memory_shortage.h"
 
 namespace rpc_backends::zeromq {
 
@@ -62,7 +65,7 @@ Acceptor::Acceptor(const Services& services, std::weak_ptr<Owner> owner, std::un
 void Acceptor::start() {
   event_loop_.post([weak = weak_from_this()] {
     if (const auto acceptor = weak.lock()) {
-      acceptor->watch_socket();
+      acceptor->resume();
     }
   });
 }
@@ -84,6 +87,14 @@ void Acceptor::watch_socket() {
   });
 }
 
+void Acceptor::resume() {
+  try {
+    watch_socket();
+  } catch (const std::exception&) {  // memory is short
+    pause();
+  }
+}
+
 // --- accepting --------------------------------------------------------------------------------------
 
 void Acceptor::accept_all() {
@@ -100,12 +111,29 @@ void Acceptor::accept_all() {
     if (fd == -1) {  // the connection has ended already
       continue;
     }
-    add(std::make_unique<Fd>(fd));
+    try_to_add(fd);
     ended += keep(allowed(fd));
   }
   report_evicted(ended);
   if (!expiring_ && !pending_.empty()) {
     expire();
+  }
+}
+
+// Closes a connection for which memory is short.
+void Acceptor::try_to_add(int fd) {
+  const uint64_t id = next_id_;
+  std::unique_ptr<Fd> connection;
+  try {
+    connection = std::make_unique<Fd>(fd);
+  } catch (const std::bad_alloc&) {
+    ::close(fd);
+    return;
+  }
+  try {
+    add(std::move(connection));
+  } catch (const std::exception&) {
+    pending_.erase(id);
   }
 }
 
@@ -183,12 +211,16 @@ void Acceptor::turn_away() {
 
 // Trying again at once would be a busy loop.
 void Acceptor::pause() {
-  event_loop_.unwatch(std::exchange(watch_, 0), socket_->get());
-  event_loop_.at(Clock::now() + kPause, [weak = weak_from_this()] {
-    if (const auto acceptor = weak.lock()) {
-      acceptor->watch_socket();
-    }
+  insist([&] {
+    event_loop_.at(Clock::now() + kPause, [weak = weak_from_this()] {
+      if (const auto acceptor = weak.lock()) {
+        acceptor->resume();
+      }
+    });
   });
+  if (watch_ != 0) {
+    event_loop_.unwatch(std::exchange(watch_, 0), socket_->get());
+  }
 }
 
 void Acceptor::report_evicted(size_t ended) {
@@ -212,14 +244,18 @@ void Acceptor::expire() {
     ++services_.of_streams.counters.handshakes;
     drop(pending_.begin()->first);
   }
-  expiring_ = !pending_.empty();
-  if (expiring_) {
+  expiring_ = false;
+  if (pending_.empty()) {
+    return;
+  }
+  insist([&] {
     event_loop_.at(pending_.begin()->second.since + longest, [weak = weak_from_this()] {
       if (const auto acceptor = weak.lock()) {
         acceptor->expire();
       }
     });
-  }
+  });
+  expiring_ = true;
 }
 
 // --- the handshake ----------------------------------------------------------------------------------

@@ -60,7 +60,9 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
   };
 
   void watch_socket();
+  void resume();
   void accept_all();
+  void try_to_add(int fd);
   void add(std::unique_ptr<Fd> fd);
   size_t allowed(int newest) const;
   size_t keep(size_t number);
@@ -92,7 +94,7 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
   uint64_t watch_ = 0;
   std::map<uint64_t, Pending> pending_;  // the oldest first
   uint64_t next_id_ = 1;
-  bool expiring_ = false;
+  bool expiring_ = false;  // expire() is scheduled
   // Closed for a moment, so that a connection can be accepted and closed when there is no other descriptor.
   std::unique_ptr<Fd> spare_;
 };

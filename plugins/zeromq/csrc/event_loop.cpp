@@ -45,7 +45,13 @@ uint64_t EventLoop::watch(int fd, Task task, uint32_t events) {
     id = next_id_++;
     watches_.emplace(id, std::make_shared<Task>(std::move(task)));
   }
-  epoll_.add(fd, events, id);
+  try {
+    epoll_.add(fd, events, id);
+  } catch (const TransportError&) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    watches_.erase(id);
+    throw;
+  }
   return id;
 }
 

@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 #include <string_view>
 #include <utility>
 
 #include "endpoint.h"
+#include "memory_shortage.h"
 
 namespace rpc_backends::zeromq {
 
@@ -190,15 +192,20 @@ std::string Listener::refusal(const Greeting& greeting) {
 }
 
 void Listener::enter(std::unique_ptr<Channel> channel, const Greeting& greeting) {
+  if (!is_ticking_) {
+    tick();
+  }
   const int worker = greeting.worker;
   const uint64_t time = greeting.time;
   const bool is_lane = greeting.lane != 0;
   const auto on_stream_end = [this, weak = weak_from_this(), worker, time](const std::string& reason) {
     if (const auto self = weak.lock()) {
-      services_.of_streams.event_loop.post([this, weak, worker, time, reason] {
-        if (const auto listener = weak.lock()) {
-          on_end(worker, time, reason);
-        }
+      insist([&] {
+        services_.of_streams.event_loop.post([this, weak, worker, time, reason] {
+          if (const auto listener = weak.lock()) {
+            on_end(worker, time, reason);
+          }
+        });
       });
     }
   };
@@ -230,10 +237,6 @@ void Listener::enter(std::unique_ptr<Channel> channel, const Greeting& greeting)
     return;
   }
   on_arrival_(worker);
-  if (!ticking_) {
-    ticking_ = true;
-    tick();
-  }
 }
 
 // Needs the lock.
@@ -287,21 +290,35 @@ void Listener::tick() {
       return;
     }
   }
-  const Settings& settings = services_.of_streams.settings;
-  const auto longest = std::chrono::milliseconds(milliseconds(settings.heartbeat_timeout));
+  schedule_tick();
   for (const Caller& caller : callers()) {
-    const auto streams = caller.streams();
-    if (std::any_of(streams.begin(), streams.end(),
-                    [&](const auto& stream) { return stream->check_liveness() >= longest; })) {
-      on_end(caller.worker, caller.time, kNoHeartbeat);
+    try {
+      check_liveness(caller);
+    } catch (const std::bad_alloc&) {  // the next tick checks it again
     }
   }
-  const auto pause = std::chrono::milliseconds(milliseconds(settings.heartbeat / 2));
-  services_.of_streams.event_loop.at(Clock::now() + pause, [weak = weak_from_this()] {
-    if (const auto listener = weak.lock()) {
-      listener->tick();
-    }
+}
+
+void Listener::schedule_tick() {
+  const auto pause = std::chrono::milliseconds(milliseconds(services_.of_streams.settings.heartbeat / 2));
+  is_ticking_ = false;
+  insist([&] {
+    services_.of_streams.event_loop.at(Clock::now() + pause, [weak = weak_from_this()] {
+      if (const auto listener = weak.lock()) {
+        listener->tick();
+      }
+    });
   });
+  is_ticking_ = true;
+}
+
+void Listener::check_liveness(const Caller& caller) {
+  const auto longest = std::chrono::milliseconds(milliseconds(services_.of_streams.settings.heartbeat_timeout));
+  const auto streams = caller.streams();
+  if (std::any_of(streams.begin(), streams.end(),
+                  [&](const auto& stream) { return stream->check_liveness() >= longest; })) {
+    on_end(caller.worker, caller.time, kNoHeartbeat);
+  }
 }
 
 }  // namespace rpc_backends::zeromq

@@ -74,12 +74,14 @@ class Listener final : public Acceptor::Owner, public std::enable_shared_from_th
   void add(Caller caller);
   void on_end(int worker, uint64_t time, const std::string& reason);
   void tick();
+  void schedule_tick();
+  void check_liveness(const Caller& caller);
   std::vector<Caller> callers() const;
   static void remove(const File& file);
 
   const Acceptor::Services services_;
   const std::function<void(int)> on_arrival_;
-  bool ticking_ = false;  // used only on the event loop's thread
+  bool is_ticking_ = false;  // the next tick is scheduled; used only on the event loop's thread
 
   mutable std::mutex mutex_;
   bool closed_ = false;

@@ -1,4 +1,4 @@
-// Where a worker listens.
+// Where a worker listens: connections that are silent, revoked, or come when memory or descriptors are short.
 #include "listener.h"
 
 #include <gtest/gtest.h>
@@ -127,6 +127,67 @@ struct Worker {
   std::shared_ptr<Listener> listener;
   Endpoint endpoint;
 };
+
+// --- shortage of memory -----------------------------------------------------------------------------
+
+TEST(Listener, SilentPeersAreLostAlthoughMemoryWasShort) {
+  Worker worker;
+  worker.listen();
+  for (int number = 1; number <= 25; ++number) {
+    const auto caller = worker.connect();
+    ASSERT_TRUE(worker.is_admitted(*caller));
+    worker.fail_allocation_of_loop(number);
+    ASSERT_TRUE(worker.is_ended(*caller)) << "allocation " << number;
+    worker.fail_allocation_of_loop(0);
+  }
+}
+
+TEST(Listener, UnfinishedHandshakesExpireAlthoughMemoryWasShort) {
+  Worker worker;
+  worker.settings.handshake_timeout = 0.1;
+  worker.listen();
+  for (int number = 1; number <= 15; ++number) {
+    worker.fail_allocation_of_loop(number);
+    ASSERT_TRUE(worker.is_ended(*worker.connect())) << "allocation " << number;
+    worker.fail_allocation_of_loop(0);
+  }
+}
+
+// Takes all descriptors but those that are open.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const int lowest = ::dup(STDIN_FILENO);
+    ::close(lowest);
+    rlimit none = before_;
+    none.rlim_cur = static_cast<rlim_t>(lowest);
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST(Listener, ConnectionsAreAcceptedAgainAlthoughMemoryWasShort) {
+  for (int number = 1; number <= 10; ++number) {
+    Worker worker;
+    worker.listen();
+    const auto turned_away = worker.endpoint.open_socket(60);
+    {
+      const NoDescriptors none;
+      worker.fail_allocation_of_loop(number);
+      worker.connect(*turned_away);
+      ASSERT_TRUE(worker.is_ended(*turned_away)) << "allocation " << number;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the pause
+    worker.fail_allocation_of_loop(0);
+    ASSERT_TRUE(worker.is_admitted(*worker.connect())) << "allocation " << number;
+  }
+}
 
 // --- revocation -------------------------------------------------------------------------------------
 
