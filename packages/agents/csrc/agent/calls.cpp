@@ -165,11 +165,8 @@ void Calls::forget_deadline(const Call& call) {
 }
 
 void Calls::give_back(Peer& peer, uint64_t bytes) {
-  const bool was_full = peer.unanswered >= unanswered_bytes_ / 2;
   peer.unanswered -= std::min(bytes, peer.unanswered);
-  if (was_full) {
-    room_.notify_all();
-  }
+  room_.notify_all();  // whatever is left: a call larger than the limit waits for the last answer
 }
 
 // The bytes of a sent message no longer count, because none of its memory is here. The peer may still have them, but it
@@ -185,6 +182,7 @@ void Calls::give_up(uint64_t id, const Call& call) {
     peer.look_at = 2 * peer.given_up.size();
   }
   peer.given_up.emplace(id, GivenUp{call.bytes, call.unsent});
+  room_.notify_all();  // a call that waits for room looks through them from now on
 }
 
 // Gives back the bytes of timed-out calls whose messages were sent.

@@ -186,6 +186,20 @@ TEST_F(CallsTest, ACallWaitsForRoomUntilAnAnswer) {
   waiting.join();
 }
 
+TEST_F(CallsTest, ACallLargerThanTheRoomWaitsForTheLastAnswer) {
+  const uint64_t first = add(call_to(1, kLong, 100));
+  std::promise<FuturePtr> added;
+  std::thread waiting(
+      [&] { added.set_value(calls.add(calls.next_id(), call_to(1, kLong, 10 * kRoom), Clock::now(), true)); });
+  auto future = added.get_future();
+  EXPECT_EQ(future.wait_for(milliseconds(20)), std::future_status::timeout);
+  EXPECT_TRUE(calls.take(first, 1));
+  const bool is_added = future.wait_for(kLimit) == std::future_status::ready;
+  EXPECT_TRUE(is_added);
+  calls.stop();  // ends the wait if nothing else does
+  waiting.join();
+}
+
 TEST_F(CallsTest, ACallFitsIfItFillsTheRoomExactly) {
   add(call_to(1, kLong, 1000));
   const uint64_t rest = kRoom - 1000 - 2 * Calls::kCallBytes;
@@ -220,6 +234,23 @@ TEST_F(CallsTest, ATimedOutCallKeepsItsRoomUntilItsMessageIsSent) {
   unsent.reset();
   EXPECT_TRUE(calls.add(calls.next_id(), call_to(1, kLong, kRoom), Clock::now(), true));
   EXPECT_EQ(calls.unanswered_bytes(), kRoom + Calls::kCallBytes);
+}
+
+TEST_F(CallsTest, AWaitingCallSeesThatATimedOutCallIsSentLater) {
+  auto unsent = std::make_shared<int>();
+  Calls::Call call = call_to(1, milliseconds(50), kRoom);
+  call.unsent = unsent;
+  add(std::move(call));
+  std::promise<FuturePtr> added;
+  std::thread waiting(
+      [&] { added.set_value(calls.add(calls.next_id(), call_to(1, kLong, kRoom), Clock::now(), true)); });
+  auto future = added.get_future();
+  wait_for_late(1);
+  EXPECT_EQ(future.wait_for(milliseconds(20)), std::future_status::timeout);
+  unsent.reset();
+  EXPECT_EQ(future.wait_for(kLimit), std::future_status::ready);
+  calls.stop();  // ends the wait if nothing else does
+  waiting.join();
 }
 
 TEST_F(CallsTest, ALateAnswerGivesTheRoomBack) {
