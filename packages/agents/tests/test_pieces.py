@@ -114,7 +114,7 @@ def test_a_call_sends_what_the_tensor_has_now(me: Any) -> None:
 
 @in_worker
 def test_a_lost_connection_ends_a_call_between_pieces(me: Any) -> None:
-    with with_devices() as (_, wire):
+    with with_devices() as (agent, wire):
         x = values().to("late:0")
         late_device.allow(1)
         future = rpc.rpc_async("b", identity, args=(x,))
@@ -124,6 +124,8 @@ def test_a_lost_connection_ends_a_call_between_pieces(me: Any) -> None:
         late_device.allow(-1)
         torch.late.synchronize()  # type: ignore[attr-defined]
         assert len(wire.sent) == 1
+        traffic = agent.traffic()
+        assert traffic.sent == traffic.answered, "join() would wait for this call"
 
 
 # --- receiving --------------------------------------------------------------------------------------

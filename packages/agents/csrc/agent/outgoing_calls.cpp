@@ -64,6 +64,9 @@ TransportAgent::SentCall OutgoingCalls::send(const WorkerInfo& to, c10::intrusiv
     fail_call({peer, future, bytes, unsent, timeout, {}, {}, recorded, rref}, timeout_text(timeout));
     return {future, call};
   }
+  if (peer != agent_.id) {
+    ++agent_.counters.sent;  // here, because a call in pieces may end before its last message is sent
+  }
   if (staging.empty()) {
     send_request(peer, call, std::move(parts), is_retried);
     return {future, call};
@@ -102,7 +105,6 @@ void OutgoingCalls::send_request(int peer, uint64_t call, Parts parts, bool is_r
           [this, kept = agent_.shared_from_this(), copied = copy(parts)] { agent_.handle_own_message(copied); });
       return;
     }
-    ++agent_.counters.sent;
     agent_.counters.bytes_sent += size_of(parts);
     const std::string lost = agent_.lost.why(peer);
     if (!lost.empty()) {
