@@ -98,23 +98,23 @@ bool ArrivingMessage::drop() {
 
 // --- all messages -------------------------------------------------------------------------------------
 
-std::shared_ptr<ArrivingMessage> ArrivingMessages::find(const Key& key) {
+std::shared_ptr<ArrivingMessage> ArrivingMessages::find(const Key& key, Clock::time_point now) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto entry = messages_.find(key);
   if (entry == messages_.end()) {
     return nullptr;
   }
-  peers_[key.peer].heard = entry->second.heard = Clock::now();
+  peers_[key.peer].heard = entry->second.heard = now;
   return entry->second.message;
 }
 
-std::shared_ptr<ArrivingMessage> ArrivingMessages::find_or_add(const Key& key) {
-  if (auto message = find(key)) {
+std::shared_ptr<ArrivingMessage> ArrivingMessages::find_or_add(const Key& key, Clock::time_point now) {
+  if (auto message = find(key, now)) {
     return message;
   }
   std::lock_guard<std::mutex> lock(mutex_);
   Peer& peer = peers_[key.peer];
-  peer.heard = Clock::now();
+  peer.heard = now;
   if (peer.messages >= kMost) {
     throw BadFrame("more than " + std::to_string(kMost) + " messages of this worker are unfinished");
   }
@@ -209,7 +209,8 @@ std::vector<ArrivingMessages::Key> ArrivingMessages::drop_stale(const std::funct
     if (key.kind == FrameKind::kAnswer) {
       return !is_awaited(key);
     }
-    return entry.is_cut_off ? now - entry.heard > kSilenceAfterLoss : now - peers_[key.peer].heard > kSilence;
+    return now - entry.heard > (entry.is_cut_off ? kSilenceAfterLoss : kSilenceOfRequest) ||
+           now - peers_[key.peer].heard > kSilence;
   };
   std::vector<Key> requests;
   for (const auto& [key, message] : remove_if(is_stale)) {

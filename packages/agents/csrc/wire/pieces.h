@@ -84,9 +84,12 @@ class ArrivingMessages {
 
   // If nothing comes from a peer for kSilence, its unfinished requests are given up: it may have been killed. A request
   // that a lost connection has cut off is given up if no piece of it comes for kSilenceAfterLoss: the peer may send
-  // others by then, and those of the other direction may have been lost alone.
+  // others by then, and those of the other direction may have been lost alone. Any request is given up if no piece of
+  // it comes for kSilenceOfRequest: its sender may have ended the call between two pieces, which no message reports.
+  // That is long, because a piece may have to wait behind many other messages of the sender.
   static constexpr std::chrono::seconds kSilence{60};
   static constexpr std::chrono::seconds kSilenceAfterLoss{5};
+  static constexpr std::chrono::minutes kSilenceOfRequest{10};
   // The most unfinished messages of a peer.
   static constexpr size_t kMost = 4096;
 
@@ -96,9 +99,9 @@ class ArrivingMessages {
       : message_bytes_(message_bytes), requests_bytes_(std::max(message_bytes, requests_bytes)) {}
 
   // Returns the message; null if nothing of it has come yet.
-  std::shared_ptr<ArrivingMessage> find(const Key& key);
+  std::shared_ptr<ArrivingMessage> find(const Key& key, Clock::time_point now = Clock::now());
   // The same, but a message of which nothing has come is added. Throws BadFrame if the peer has too many.
-  std::shared_ptr<ArrivingMessage> find_or_add(const Key& key);
+  std::shared_ptr<ArrivingMessage> find_or_add(const Key& key, Clock::time_point now = Clock::now());
   // Counts bytes that a message needs; throws BadFrame if it, or the peer's unfinished requests together, need too
   // many.
   void reserve(const Key& key, uint64_t bytes);
@@ -111,7 +114,7 @@ class ArrivingMessages {
   void forget(int peer);
   // Drops all messages.
   void clear();
-  // Drops the answers that nothing waits for, and the requests of peers that are silent at `now`; returns the latter.
+  // Drops the answers that nothing waits for, and the requests that are given up at `now`; returns the latter.
   std::vector<Key> drop_stale(const std::function<bool(const Key&)>& is_awaited, Clock::time_point now = Clock::now());
 
   size_t size() const;
