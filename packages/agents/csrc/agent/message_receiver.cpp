@@ -208,19 +208,22 @@ bool MessageReceiver::drop_stale() {
     return calls_.waiting().waits(key.call, key.peer);
   };
   for (const ArrivingMessages::Key& key : arriving_.drop_stale(is_awaited)) {
-    const std::string who = agent_.members.called(key.peer);
-    warn_seldom("unfinished request of " + who,
-                "RPC: part of a request of " + who + " has arrived, and then nothing " +
-                    "from that worker for a minute, or no more of it for some seconds " +
-                    "after a lost connection. The request is dropped.");
-    const auto answer = [this, kept = agent_.shared_from_this(), key] {
-      requests_.answer_with_error(key.peer, key.call,
-                                  "worker " + agent_.members.called(agent_.id) +
-                                      " has received only a part of the request, and then nothing for too long");
-    };
-    contained("while dropping a request", [&] { agent_.thread_pool->post(answer); });
+    contained("while dropping a request", [&] { answer_unfinished(key.peer, key.call); });
   }
   return arriving_.size() > 0;
+}
+
+void MessageReceiver::answer_unfinished(int peer, uint64_t call) {
+  agent_.thread_pool->post([this, kept = agent_.shared_from_this(), peer, call] {
+    requests_.answer_with_error(peer, call,
+                                "worker " + agent_.members.called(agent_.id) +
+                                    " has received only a part of the request, and then nothing for too long");
+  });
+  const std::string who = agent_.members.called(peer);
+  warn_seldom("unfinished request of " + who,
+              "RPC: part of a request of " + who + " has arrived, and then nothing " +
+                  "from that worker for a minute, or no more of it for ten minutes or for " +
+                  "some seconds after a lost connection. The request is dropped.");
 }
 
 }  // namespace rpc_backends

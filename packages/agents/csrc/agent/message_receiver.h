@@ -46,6 +46,8 @@ class MessageReceiver {
   void handle_in_pieces(int peer, const Parts& parts, EventOrder::Handling& event);
   std::optional<ArrivingMessage::Whole> add_piece(int peer, const Parts& parts);
   std::optional<ArrivingMessage::Whole> add_message(int peer, const Parts& parts);
+  // Fails a call whose request was dropped before it was finished.
+  void answer_unfinished(int peer, uint64_t call);
 
   AgentState& agent_;
   OutgoingCalls& calls_;

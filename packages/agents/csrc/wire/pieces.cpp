@@ -118,12 +118,10 @@ std::shared_ptr<ArrivingMessage> ArrivingMessages::find_or_add(const Key& key, C
   if (peer.messages >= kMost) {
     throw BadFrame("more than " + std::to_string(kMost) + " messages of this worker are unfinished");
   }
-  const auto [entry, is_new] = messages_.try_emplace(key);
-  if (is_new) {
-    entry->second.message = std::make_shared<ArrivingMessage>();
-    ++peer.messages;
-  }
-  entry->second.heard = peer.heard;
+  // The message is made first, so that an exception leaves no entry without one.
+  const auto [entry, is_new] = messages_.try_emplace(key, Entry{std::make_shared<ArrivingMessage>(), 0, now});
+  peer.messages += is_new ? 1 : 0;
+  entry->second.heard = now;
   return entry->second.message;
 }
 
@@ -179,6 +177,7 @@ void ArrivingMessages::lose(int peer) {
 ArrivingMessages::Dropped ArrivingMessages::remove_if(const std::function<bool(const Key&, const Entry&)>& which) {
   Dropped removed;
   std::lock_guard<std::mutex> lock(mutex_);
+  removed.reserve(messages_.size());  // throws before a message is removed
   for (auto entry = messages_.begin(); entry != messages_.end();) {
     const auto next = std::next(entry);
     if (which(entry->first, entry->second)) {
@@ -213,6 +212,7 @@ std::vector<ArrivingMessages::Key> ArrivingMessages::drop_stale(const std::funct
            now - peers_[key.peer].heard > kSilence;
   };
   std::vector<Key> requests;
+  requests.reserve(size());
   for (const auto& [key, message] : remove_if(is_stale)) {
     if (message->drop() && key.kind == FrameKind::kRequest) {
       requests.push_back(key);

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "agent/calls.h"
+#include "base/log.h"
 #include "rpc/futures.h"
+#include "wire/pieces.h"
 
 // Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
 // the former one.
@@ -119,6 +121,43 @@ int reported_late(int number) {
 TEST(ShortageTest, AllCallsTimeOutWhenTheTimeoutThreadGetsNoMemory) {
   for (int number = 1; number <= kCalls; ++number) {
     EXPECT_EQ(reported_late(number), kCalls) << "allocation " << number;
+  }
+}
+
+TEST(ShortageTest, AMessageInPiecesThatGetsNoMemoryMayBeAddedLater) {
+  const ArrivingMessages::Key key{kPeer, FrameKind::kRequest, 1, 1};
+  for (int number = 1;; ++number) {
+    ArrivingMessages messages(1 << 20, 1 << 20);
+    fail_allocation(number);
+    (void)error_in([&] { (void)messages.find_or_add(key); });
+    if (fail_allocation(0) > 0) {
+      EXPECT_GE(number, 4) << "fewer allocations than its peer, its entry and itself";
+      return;
+    }
+    EXPECT_EQ(messages.size(), 0U) << "allocation " << number;
+    ASSERT_NE(messages.find_or_add(key), nullptr) << "allocation " << number;
+    messages.clear();
+  }
+}
+
+TEST(ShortageTest, EveryUnfinishedRequestIsReportedWhenItIsDropped) {
+  const auto late = ArrivingMessages::Clock::now() + 2 * ArrivingMessages::kSilence;
+  const auto is_awaited = [](const ArrivingMessages::Key&) { return true; };
+  for (int number = 1;; ++number) {
+    ArrivingMessages messages(1 << 20, 1 << 20);
+    for (uint64_t call = 0; call < kCalls; ++call) {
+      (void)messages.find_or_add({kPeer, FrameKind::kRequest, call, 1});
+    }
+    size_t reported = 0;
+    const auto drop = [&] { reported += messages.drop_stale(is_awaited, late).size(); };
+    fail_allocation(number);
+    (void)error_in(drop);
+    const bool has_failed = fail_allocation(0) == 0;
+    drop();
+    EXPECT_EQ(reported, size_t{kCalls}) << "allocation " << number;
+    if (!has_failed) {
+      return;
+    }
   }
 }
 
