@@ -227,6 +227,18 @@ def test_pieces_that_fit_no_storage_fail_the_call(me: Any) -> None:
 
 
 @in_worker
+def test_an_answer_from_two_sessions_fails_its_call(me: Any) -> None:
+    """A call has one answer; a callee must not reserve memory for several."""
+    with with_devices() as (agent, wire):
+        future, sent = frames(wire)
+        kind = fields(sent[0])["kind"] + 1
+        for session in (1, 2):
+            wire.inbox.deliver(1, change(sent[0], kind=kind, session=session))
+        assert "two sessions" in error_of(future)
+        eventually(lambda: unfinished(agent) == 0, "the pieces are released")
+
+
+@in_worker
 def test_an_answer_to_no_call_reserves_nothing(me: Any) -> None:
     with with_devices() as (agent, wire):
         _, sent = frames(wire)

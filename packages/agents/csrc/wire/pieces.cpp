@@ -113,6 +113,11 @@ std::shared_ptr<ArrivingMessage> ArrivingMessages::find_or_add(const Key& key, C
     return message;
   }
   std::lock_guard<std::mutex> lock(mutex_);
+  // A call has one answer, and its callee reserves max_message_bytes here at most. A worker that was started again
+  // under the same id has not received the call.
+  if (key.kind == FrameKind::kAnswer && has_other_session(key)) {
+    throw BadFrame("pieces of it come from two sessions");
+  }
   Peer& peer = peers_[key.peer];
   peer.heard = now;
   if (peer.messages >= kMost) {
@@ -123,6 +128,12 @@ std::shared_ptr<ArrivingMessage> ArrivingMessages::find_or_add(const Key& key, C
   peer.messages += is_new ? 1 : 0;
   entry->second.heard = now;
   return entry->second.message;
+}
+
+bool ArrivingMessages::has_other_session(const Key& key) const {
+  const auto first = messages_.lower_bound({key.peer, key.kind, key.call, 0});
+  return first != messages_.end() && first->first.peer == key.peer && first->first.kind == key.kind &&
+         first->first.call == key.call && first->first.session != key.session;
 }
 
 void ArrivingMessages::reserve(const Key& key, uint64_t bytes) {

@@ -100,7 +100,8 @@ class ArrivingMessages {
 
   // Returns the message; null if nothing of it has come yet.
   std::shared_ptr<ArrivingMessage> find(const Key& key, Clock::time_point now = Clock::now());
-  // The same, but a message of which nothing has come is added. Throws BadFrame if the peer has too many.
+  // The same, but a message of which nothing has come is added. Throws BadFrame if the peer has too many, or if another
+  // session sends an answer to the same call.
   std::shared_ptr<ArrivingMessage> find_or_add(const Key& key, Clock::time_point now = Clock::now());
   // Counts bytes that a message needs; throws BadFrame if it, or the peer's unfinished requests together, need too
   // many.
@@ -134,6 +135,8 @@ class ArrivingMessages {
 
   using Dropped = std::vector<std::pair<Key, std::shared_ptr<ArrivingMessage>>>;
 
+  // Whether another session of the same peer sends the message. Call with the lock.
+  bool has_other_session(const Key& key) const;
   void erase(std::map<Key, Entry>::iterator entry);
   Dropped remove_if(const std::function<bool(const Key&, const Entry&)>& which);
 

@@ -177,6 +177,22 @@ TEST(ArrivingMessages, LimitsTheNumberOfUnfinishedMessagesOfAPeer) {
   EXPECT_NE(messages.find_or_add(answer_of(2, 0)), nullptr);
 }
 
+TEST(ArrivingMessages, RefusesASecondSessionOfAnAnswer) {
+  ArrivingMessages messages(kMessageBytes, kRequestsBytes);
+  for (const uint64_t session : {5, 3, 7}) {
+    const Key key{1, FrameKind::kAnswer, 1, session};
+    if (session == 5) {
+      EXPECT_NE(messages.find_or_add(key), nullptr);
+    } else {
+      EXPECT_THROW(messages.find_or_add(key), BadFrame) << session;
+    }
+  }
+  const Key of_another_peer{2, FrameKind::kAnswer, 1, 3}, of_another_call{1, FrameKind::kAnswer, 2, 3};
+  EXPECT_NE(messages.find_or_add(of_another_peer), nullptr);
+  EXPECT_NE(messages.find_or_add(of_another_call), nullptr);
+  EXPECT_EQ(messages.size(), 3U);
+}
+
 TEST(ArrivingMessages, DropsTheMessagesOfAPeerThatHasLeft) {
   ArrivingMessages messages(kMessageBytes, kRequestsBytes);
   const auto left = messages.find_or_add(request(1, 1)), stays = messages.find_or_add(request(2, 1));
