@@ -71,11 +71,11 @@ void TransportAgent::Core::handle(Event& event) {
       break;
     case Event::Kind::kLost:
       handling.wait_for_earlier();
-      lose(event.peer, std::string(event.reason));
+      lose(event.peer, std::string(event.reason), event.order, handling);
       break;
     case Event::Kind::kFound:
       handling.wait_for_earlier();
-      lost.remove(event.peer);
+      lost.remove(event.peer, event.order);
       break;
     case Event::Kind::kUnsent:
       handling.note();
@@ -84,11 +84,11 @@ void TransportAgent::Core::handle(Event& event) {
   }
 }
 
-void TransportAgent::Core::lose(int peer, const std::string& reason) {
-  lost.add(peer, reason);
+void TransportAgent::Core::lose(int peer, const std::string& reason, uint64_t order, EventOrder::Handling& event) {
+  lost.add(peer, reason, order);
   ++counters.lost_peers;
   receiver_.arriving().lose(peer);
-  calls_.end_all(peer, "the connection is lost: " + reason);
+  calls_.end_all(peer, "the connection is lost: " + reason, event);
   if (tell_lost_ && running) {
     contained("while handling a lost worker", [&] { tell_lost_(peer, reason); });
   }
@@ -99,9 +99,10 @@ void TransportAgent::Core::forget(int peer, const std::string& reason) {
   // First, so that a request that the transport refuses afterwards fails with the right reason.
   members.remove(peer, reason);
   contained("while forgetting a peer", [&] { transport->forget(peer); });
-  calls_.end_all(peer, reason);
+  EventOrder::Handling none;
+  calls_.end_all(peer, reason, none);
   receiver_.arriving().forget(peer);
-  lost.remove(peer);
+  lost.forget(peer);
   activity.tell();
 }
 

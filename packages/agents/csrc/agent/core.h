@@ -52,7 +52,8 @@ class TransportAgent::Core : public AgentState {
 
  private:
   void handle(Event& event);
-  void lose(int peer, const std::string& reason);
+  // `order`: the number of the event.
+  void lose(int peer, const std::string& reason, uint64_t order, EventOrder::Handling& event);
   bool is_idle() const;
   // Whether a worker that can be reached may wait for the value of a future that a function has returned.
   bool has_awaited_futures() const;

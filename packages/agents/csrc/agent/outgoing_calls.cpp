@@ -137,8 +137,10 @@ void OutgoingCalls::end(uint64_t call, int peer, const std::string& error) {
   }
 }
 
-void OutgoingCalls::end_all(int peer, const std::string& error) {
-  for (const Calls::Call& call : calls_.take_all(peer)) {
+void OutgoingCalls::end_all(int peer, const std::string& error, EventOrder::Handling& event) {
+  const std::vector<Calls::Call> calls = calls_.take_all(peer);
+  event.note();  // later events need not wait for the callbacks of these calls, which may be slow
+  for (const Calls::Call& call : calls) {
     end_call(call, error);
   }
 }

@@ -31,7 +31,7 @@ class OutgoingCalls {
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
   // End a call with an error, if it still waits for `peer`; all calls that wait for `peer`; all calls.
   void end(uint64_t call, int peer, const std::string& error);
-  void end_all(int peer, const std::string& error);
+  void end_all(int peer, const std::string& error, EventOrder::Handling& event);
   void end_all(const std::string& error);
 
   // Returns whether to call it again.

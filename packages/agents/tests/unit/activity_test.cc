@@ -64,11 +64,11 @@ TEST(Activity, KnowsTheCallersOfPendingRequests) {
 TEST(LostPeers, GiveTheLastReasonUntilThePeerIsFound) {
   LostPeers lost;
   EXPECT_EQ(lost.why(3), "");
-  lost.add(3, "its process has ended");
-  lost.add(4, "no route");
-  lost.add(3, "it has not answered");
+  lost.add(3, "its process has ended", 1);
+  lost.add(4, "no route", 1);
+  lost.add(3, "it has not answered", 2);
   EXPECT_EQ(lost.why(3), "the connection is lost: it has not answered");
-  lost.remove(3);
+  lost.remove(3, 3);
   EXPECT_EQ(lost.why(3), "");
   EXPECT_EQ(lost.why(4), "the connection is lost: no route");
 }
