@@ -223,14 +223,54 @@ with two_agents() as (one, other):
 """
 
 
+TIMEOUT_AT_SHUTDOWN = """
+import ctypes, sys, threading
+import torch
+from agents_kit import TIME_LIMIT, error_of, eventually, on_wire
+from torch.distributed import rpc
+
+def call():
+    return rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1), timeout=0.05)
+
+def block(_):
+    entered.set()
+    released.wait(TIME_LIMIT)
+
+no_threads = ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), "no_threads")
+entered, released = threading.Event(), threading.Event()
+with on_wire() as (agent, _):
+    call().then(block)
+    assert entered.wait(TIME_LIMIT)
+    # The thread that ends the calls is busy, and no other one can start.
+    no_threads.value = 1
+    late = call()
+    late.then(lambda _: released.set())
+    eventually(lambda: agent.get_metrics()["agent.timeouts"] == "2", "the second timeout")
+no_threads.value = 0
+released.set()
+assert late.done(), "the call has not ended"
+assert "set timeout (50 ms)" in error_of(late)
+traffic = agent.traffic()
+assert traffic.sent == traffic.answered == 2, traffic
+print("contained", agent.get_metrics()["agent.contained_errors"])
+"""
+
+
 @pytest.mark.slow
-def test_no_call_is_lost_while_no_thread_can_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(WITHOUT_THREADS, id="running"),
+        pytest.param(TIMEOUT_AT_SHUTDOWN, id="shutdown"),
+    ],
+)
+def test_no_call_is_lost_while_no_thread_can_start(tmp_path: Path, script: str) -> None:
     library = tmp_path / "no_threads.so"
     source = tmp_path / "no_threads.c"
     source.write_text(NO_THREADS)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THREADS, library],
+        [sys.executable, "-c", script, library],
         env={
             "LD_PRELOAD": str(library),
             "PYTHONPATH": str(Path(__file__).parent),

@@ -57,6 +57,7 @@ void TransportAgent::Core::stop() {
   }
   calls_.end_all("the RPC agent of this worker has been shut down");
   calls_.waiting().stop();
+  calls_.end_late();
   after_copies.stop();
   thread_pool->stop(kStopTimeout);
   receiver_.arriving().clear();

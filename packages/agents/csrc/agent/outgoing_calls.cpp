@@ -219,25 +219,53 @@ void OutgoingCalls::end_call(const Calls::Call& call, const std::string& error) 
 }
 
 void OutgoingCalls::fail_late(std::vector<Calls::Call> late) {
-  const auto fail_all = [this](const std::vector<Calls::Call>& calls) {
-    for (const Calls::Call& call : calls) {
-      if (!call.error.empty()) {
-        end_call(call, call.error);
-        continue;
-      }
-      count_end(call);
-      completing(call.future, [&] { fail_call(call, timeout_text(call.timeout)); });
-    }
-    agent_.activity.tell();
-  };
   // On another thread, because callbacks of these futures may be slow and this thread handles all timeouts.
-  std::shared_ptr<const std::vector<Calls::Call>> shared;
+  uint64_t number = 0;
   const bool is_posted = contained("while ending calls", [&] {
-    shared = std::make_shared<const std::vector<Calls::Call>>(std::move(late));
-    agent_.thread_pool->post([fail_all, kept = agent_.shared_from_this(), shared] { fail_all(*shared); });
+    {
+      const std::lock_guard<std::mutex> lock(late_mutex_);
+      number = next_late_++;
+      late_.emplace(number, std::move(late));
+    }
+    agent_.thread_pool->post([this, kept = agent_.shared_from_this(), number] { end_late(number); });
   });
   if (!is_posted) {
-    fail_all(shared ? *shared : late);  // make_shared() takes the calls only if there is memory
+    end_late(number);
+    end_late(late);  // emplace() takes the calls only if there is memory
+  }
+}
+
+void OutgoingCalls::end_late(uint64_t number) {
+  decltype(late_)::node_type calls;
+  {
+    const std::lock_guard<std::mutex> lock(late_mutex_);
+    calls = late_.extract(number);
+  }
+  if (calls) {
+    end_late(calls.mapped());
+  }
+}
+
+void OutgoingCalls::end_late(const std::vector<Calls::Call>& late) {
+  for (const Calls::Call& call : late) {
+    if (!call.error.empty()) {
+      end_call(call, call.error);
+      continue;
+    }
+    count_end(call);
+    completing(call.future, [&] { fail_call(call, timeout_text(call.timeout)); });
+  }
+  agent_.activity.tell();
+}
+
+void OutgoingCalls::end_late() {
+  decltype(late_) late;
+  {
+    const std::lock_guard<std::mutex> lock(late_mutex_);
+    late.swap(late_);
+  }
+  for (const auto& [number, calls] : late) {
+    end_late(calls);
   }
 }
 

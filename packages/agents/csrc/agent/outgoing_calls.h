@@ -1,7 +1,10 @@
 // The calls that this worker makes: from send() to the end of the future.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -33,6 +36,9 @@ class OutgoingCalls {
   void end(uint64_t call, int peer, const std::string& error);
   void end_all(int peer, const std::string& error, EventOrder::Handling& event);
   void end_all(const std::string& error);
+  // Ends the calls that have timed out and for which no thread has been free yet. Nothing else ends them when the
+  // agent stops.
+  void end_late();
 
   // Returns whether to call it again.
   bool release_failed_rrefs();
@@ -53,10 +59,15 @@ class OutgoingCalls {
   void fail_call(const Calls::Call& call, const std::string& error);
   void end_call(const Calls::Call& call, const std::string& error);
   void fail_late(std::vector<Calls::Call> late);
+  void end_late(uint64_t number);
+  void end_late(const std::vector<Calls::Call>& late);
 
   AgentState& agent_;
   MessageSender& sender_;
   FailedRRefs failed_rrefs_;
+  std::mutex late_mutex_;
+  std::map<uint64_t, std::vector<Calls::Call>> late_;  // those that a job of the thread pool is to end, by its number
+  uint64_t next_late_ = 1;
   Calls calls_;
 };
 
