@@ -277,7 +277,8 @@ void Calls::watch() {
     if (pulse_wanted_ && now >= pulse_) {
       pulse_wanted_ = false;
       lock.unlock();
-      const bool again = on_pulse_();
+      bool again = true;  // also after an exception: those that wait for the pulse do not ask for it a second time
+      contained("in the timeout thread", [&] { again = on_pulse_(); });
       lock.lock();
       pulse_wanted_ |= again;
       pulse_ = Clock::now() + kPulse;

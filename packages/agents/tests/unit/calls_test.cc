@@ -277,6 +277,24 @@ TEST_F(CallsTest, ThePulseRepeatsUntilItIsNotNeeded) {
   EXPECT_EQ(pulses, 3);
 }
 
+TEST(Pulse, RepeatsAfterAnException) {
+  std::promise<void> repeated;
+  int pulses = 0;
+  Calls calls(
+      kRoom, [](const std::vector<Calls::Call>&) {},
+      [&] {
+        if (++pulses == 1) {
+          throw std::bad_alloc();
+        }
+        repeated.set_value();
+        return false;
+      });
+  calls.start();
+  calls.ask_for_pulse();
+  EXPECT_EQ(repeated.get_future().wait_for(kLimit), std::future_status::ready);
+  calls.stop();
+}
+
 TEST_F(CallsTest, StopEndsTheWaitForRoomAndKeepsTheCalls) {
   add(call_to(1, kLong, kRoom));
   std::thread waiting([&] { EXPECT_TRUE(calls.add(calls.next_id(), call_to(1, kLong, kRoom), Clock::now(), true)); });
