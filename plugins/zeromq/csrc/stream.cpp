@@ -34,6 +34,10 @@ constexpr size_t kMaxPlaces = 64;
 constexpr size_t kPiece = size_t{512} << 10;
 constexpr size_t kPieceOnFirst = size_t{64} << 10;
 
+// Bytes that channel and reader hold at most: what TLS has read (96 KiB) or opened (16 KiB), and the reader's buffer
+// (16 KiB).
+constexpr uint64_t kMostHeld = 128 << 10;
+
 // Returns a message with its header and the sizes of its parts.
 Outgoing pack(Parts parts) {
   Outgoing message{head_of(Kind::kMessage, parts.size(), parts.size() * sizeof(uint64_t)), std::move(parts)};
@@ -522,12 +526,20 @@ void Stream::close(Clock::time_point deadline) {
   if (source_ != 0) {
     services_.inbox.remove(source_, fd());
     source_ = 0;
-    for (bool more = !read_to_end_; more;) {
-      const MessageReader::Outcome outcome = reader_.next(*channel_);
-      more = outcome != MessageReader::Outcome::kBlocked && handle(outcome);
-    }
+    read_rest();
   }
   ::shutdown(fd(), SHUT_RDWR);
+}
+
+// Reads what has arrived, and no more, because the peer may send without end. Needs the lock for reading.
+void Stream::read_rest() {
+  int in_socket = 0;
+  ::ioctl(fd(), SIOCINQ, &in_socket);
+  const uint64_t enough = reader_.bytes_read() + static_cast<uint64_t>(in_socket) + kMostHeld;
+  for (bool more = !read_to_end_; more && reader_.bytes_read() < enough;) {
+    const MessageReader::Outcome outcome = reader_.next(*channel_);
+    more = outcome != MessageReader::Outcome::kBlocked && handle(outcome);
+  }
 }
 
 // Waits until the host of the other side has what was sent. To close a TCP connection on which data has arrived that

@@ -88,6 +88,7 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   void write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent);
   Written write(Outgoing& message);
   void read_batch();
+  void read_rest();
   bool handle(MessageReader::Outcome outcome);
   bool is_unread();
   bool has_been_read();

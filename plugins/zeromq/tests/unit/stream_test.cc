@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -359,6 +360,60 @@ TEST_P(StreamTest, APeerThatReadsALargeMessageIsNotSilent) {
     if (read < kMaxMessage) {
       EXPECT_EQ(end1.stream->check_liveness(), Clock::duration(0)) << read;
     }
+  }
+}
+
+// A connection whose peer sends pings without end.
+class EndlessChannel final : public Channel {
+ public:
+  using Channel::Channel;
+  using Channel::read;
+
+  ssize_t read(const iovec* places, int count, bool& is_drained) override {
+    is_drained = is_over;
+    const auto ping = head_of(wire::Kind::kPing, 0, 0);
+    ssize_t bytes = 0;
+    for (const iovec& place : std::vector<iovec>(places, places + count)) {
+      for (size_t i = 0; i < place.iov_len && !is_over; ++i, ++bytes) {
+        static_cast<char*>(place.iov_base)[i] = ping[next_++ % ping.size()];
+      }
+    }
+    errno = EAGAIN;
+    return bytes > 0 ? bytes : -1;
+  }
+
+  std::atomic<bool> is_over{false};
+
+ private:
+  size_t next_ = 0;
+};
+
+TEST(EndlessStream, CloseEndsAlthoughThePeerKeepsSending) {
+  auto [here, there] = socket_pair();
+  End end{1};
+  auto owned = std::make_unique<EndlessChannel>(std::move(here));
+  EndlessChannel& channel = *owned;
+  end.open(std::move(owned));
+  end.stream->start();
+  auto closing = std::async(std::launch::async, [&end] { end.stream->close(Clock::now()); });
+  EXPECT_EQ(closing.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  channel.is_over = true;
+  closing.wait();
+}
+
+TEST_P(StreamTest, CloseDeliversAsMuchAsTheSocketHolds) {
+  start();
+  const int buffer = 1 << 20;
+  ::setsockopt(end2.stream->fd(), SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
+  constexpr int kMessages = 11;
+  const std::string text(size_t{16} << 10, 'x');
+  for (int i = 0; i < kMessages; ++i) {
+    ASSERT_TRUE(end1.stream->send(parts_with({text})));
+  }
+  end1.stream->drain(limit());
+  end2.stream->close(Clock::now());
+  for (int i = 0; i < kMessages; ++i) {
+    EXPECT_EQ(bytes_in(end2.next().parts[0]), text);
   }
 }
 
