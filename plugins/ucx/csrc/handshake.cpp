@@ -100,14 +100,9 @@ void Handshake::admit_new(Link& link, const Greeting& greeting) {
   table_.set_token(link, greeting.token);
   link.their_number = greeting.number;
   if (again && link.is_confirmed && !link.is_lost) {
-    // Answers that the peer sent on its former link may be lost.
-    const std::string reason = "it has connected again";
-    if (greeting.about == link.token) {
-      teardown_.report_lost(link, reason);
-      report_found(link);
-    } else {
-      teardown_.lose(link, reason);  // it has given up this worker's link, perhaps without a goodbye that arrived
-    }
+    // Answers that the peer sent on its former link may be lost. This worker's own link ends, too, because UCX has
+    // paired its endpoint with the one that the peer has closed: large messages would wait for ever.
+    teardown_.lose(link, "it has connected again");
   }
 }
 

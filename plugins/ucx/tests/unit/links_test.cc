@@ -210,6 +210,38 @@ TEST_F(LinksTest, ARejectedPeerIsToldTheReasonAndConnectsAgain) {
   exchange();
 }
 
+// UCX pairs the endpoints of both sides, so each side needs another one.
+TEST_F(LinksTest, LargeMessagesArriveAfterOneSideHasLostTheLink) {
+  introduce();
+  const std::string large(2 << 20, 'x');
+  const auto exchange_large = [&] {
+    worker1.transport->send(2, parts_with({large}), false);
+    EXPECT_TRUE(bytes_in(next(worker2, worker1).parts.at(0)) == large);
+    worker2.transport->send(1, parts_with({large}), false);
+    EXPECT_TRUE(bytes_in(next(worker1, worker2).parts.at(0)) == large);
+  };
+  exchange_large();
+  Credentials changed = credentials(1, 2);
+  changed.identity = "another";  // which nobody checks, because there are no certificates
+  worker1.transport->learn_address(2, worker2.transport->address(), changed);
+  const auto events = run_until([](const auto& all) {
+    return all.count(1) != 0 && all.count(2) != 0 && all.at(1).size() + all.at(2).size() == 4;
+  });
+  for (const auto& [id, of_worker] : events) {
+    ASSERT_EQ(of_worker.size(), 2U) << id;
+    EXPECT_EQ(of_worker[0].kind, Kind::kLost) << id;
+    EXPECT_EQ(of_worker[1].kind, Kind::kFound) << id;
+  }
+  EXPECT_EQ(events.at(2)[0].reason, "it has connected again");
+  worker2.transport->send(1, parts_with({large}), false);
+  EXPECT_TRUE(bytes_in(next(worker1, worker2).parts.at(0)) == large);
+  exchange_large();
+  for (const WorkerOf* worker : {&worker1, &worker2}) {
+    EXPECT_EQ(worker->count("connections"), 2U) << worker->id;
+    EXPECT_EQ(worker->count("peers_lost"), 1U) << worker->id;
+  }
+}
+
 TEST_F(LinksTest, AnotherAddressOfAPeerEndsItsLink) {
   introduce();
   exchange();
