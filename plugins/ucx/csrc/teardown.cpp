@@ -1,6 +1,7 @@
 #include "teardown.h"
 
 #include <memory>
+#include <string_view>
 #include <utility>
 
 namespace rpc_backends::ucx {
@@ -11,6 +12,17 @@ namespace {
 
 // How long a connection stays open for a goodbye that has not left.
 constexpr std::chrono::seconds kPartingTime{5};
+
+// The beginning of a text in UTF-8, at most so many bytes. It ends between two characters.
+std::string_view beginning(std::string_view text, size_t most) {
+  if (text.size() <= most) {
+    return text;
+  }
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) {
+    --most;
+  }
+  return text.substr(0, most);
+}
 
 }  // namespace
 
@@ -97,7 +109,7 @@ void Teardown::say_goodbye(Link& link, bool comes_back, const std::string& reaso
   const bool is_twice = on_both && link.bulk != nullptr;
   head.copies = is_twice ? 2 : 1;
   std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
-  bytes += reason.substr(0, kLongestReason);
+  bytes += beginning(reason, kLongestReason);
   outbox_.send_head(link.endpoint, Kind::kGoodbye, bytes);
   if (is_twice) {
     outbox_.send_head(link.bulk, Kind::kGoodbye, bytes);

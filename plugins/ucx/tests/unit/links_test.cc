@@ -210,6 +210,21 @@ TEST_F(LinksTest, ARejectedPeerIsToldTheReasonAndConnectsAgain) {
   exchange();
 }
 
+TEST_F(LinksTest, ALongReasonIsCutBetweenTwoCharacters) {
+  introduce();
+  exchange();
+  std::string reason;
+  for (int i = 0; i < 300; ++i) {
+    reason += "\u20ac";  // the euro sign, which has three bytes
+  }
+  worker1.transport->reject(2, reason);
+  const std::string begin = "it has closed the connection: ";
+  const size_t left = wire::kLongestReason - begin.size();
+  ASSERT_NE(left % 3, 0U);
+  const auto events = run_until([](const auto& all) { return all.count(2) != 0; });
+  EXPECT_EQ(events.at(2)[0].reason, begin + reason.substr(0, left / 3 * 3));
+}
+
 // UCX pairs the endpoints of both sides, so each side needs another one.
 TEST_F(LinksTest, LargeMessagesArriveAfterOneSideHasLostTheLink) {
   introduce();
