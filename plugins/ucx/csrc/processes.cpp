@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -47,33 +48,54 @@ bool ends_within(int milliseconds, const Fd& process) {
   throw TransportError(called(peer) + " is lost: its process has ended");
 }
 
+// Opens a process. Returns false if the system has no descriptors of processes, or a sandbox forbids them: only a
+// message that fails tells that the process has ended.
+bool open(int peer, int pid, std::optional<Fd>& process) {
+  const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  const int error = errno;
+  if (fd != -1) {
+    process.emplace(fd);
+    return true;
+  }
+  if (error == ESRCH) {
+    throw_ended(peer);
+  }
+  if (error != ENOSYS && error != EPERM) {
+    throw TransportError("the process of " + called(peer) + " cannot be watched: " + std::strerror(error));
+  }
+  return false;
+}
+
 }  // namespace
 
 void Processes::watch(int peer, const Process& process) {
   if (process.pid == 0 || watched_.count(peer) != 0) {
     return;
   }
-  const int fd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
-  if (fd == -1) {
-    if (errno == ESRCH) {
+  try {
+    const uint64_t id = next_id_++;
+    Watched& watched = watched_.try_emplace(peer, id).first->second;
+    if (!open(peer, process.pid, watched.process)) {
+      forget(peer);
+      return;
+    }
+    if (ends_within(0, *watched.process) || start_of(process.pid) != process.start) {
       throw_ended(peer);
     }
-    return;  // UCX's own checks remain
+    peers_[id] = peer;
+    inbox_.watch(watched.process->get(), id);
+  } catch (...) {
+    forget(peer);  // so that the next attempt to reach the peer watches it
+    throw;
   }
-  const uint64_t id = next_id_++;
-  const auto watched = watched_.try_emplace(peer, fd, id).first;
-  if (ends_within(0, watched->second.process) || start_of(process.pid) != process.start) {
-    watched_.erase(watched);
-    throw_ended(peer);
-  }
-  peers_[id] = peer;
-  inbox_.watch(fd, id);
 }
 
 void Processes::forget(int peer) {
   const auto watched = watched_.find(peer);
   if (watched != watched_.end()) {
-    inbox_.unwatch(watched->second.process.get());
+    if (watched->second.process) {
+      inbox_.unwatch(watched->second.process->get());
+    }
     peers_.erase(watched->second.id);
     watched_.erase(watched);
   }
@@ -81,7 +103,7 @@ void Processes::forget(int peer) {
 
 void Processes::check_end(int peer) {
   const auto watched = watched_.find(peer);
-  if (watched != watched_.end() && ends_within(kExitMilliseconds, watched->second.process)) {
+  if (watched != watched_.end() && ends_within(kExitMilliseconds, *watched->second.process)) {
     forget(peer);
     throw_ended(peer);
   }

@@ -15,7 +15,8 @@ class Processes {
  public:
   explicit Processes(Inbox& inbox) : inbox_(inbox) {}
 
-  // Throws TransportError if the process has ended. Does nothing if the process of this peer is watched already.
+  // Throws TransportError if the process has ended, or cannot be watched now. Does nothing if the process of this peer
+  // is watched already.
   void watch(int peer, const Process& process);
   void forget(int peer);
   // For a peer that cannot be reached: throws TransportError if its process has ended, or ends just now.
@@ -26,9 +27,9 @@ class Processes {
 
  private:
   struct Watched {
-    Watched(int fd, uint64_t id) : process(fd), id(id) {}
+    explicit Watched(uint64_t id) : id(id) {}
 
-    const Fd process;
+    std::optional<Fd> process;
     const uint64_t id;
   };
 

@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <functional>
 #include <new>
 #include <vector>
 
@@ -72,6 +74,27 @@ class ShortageTest : public testing::Test {
   void expect_both_ways() {
     expect_message(worker1, worker2);
     expect_message(worker2, worker1);
+  }
+
+  // Receives until there is an event of this kind. While it does, allocation `number` fails. Returns whether it came to
+  // that allocation.
+  static bool expect_event(WorkerOf& worker, Event::Kind kind, int number = 0, const std::function<void()>& peer = {}) {
+    bool has_come = false;
+    const auto wait = [&] {
+      Event event;
+      for (const auto until = Clock::now() + std::chrono::seconds(10); !has_come && Clock::now() < until;) {
+        if (peer) {
+          const int left = fail_allocation(0);  // the peer does not run out of memory
+          peer();
+          fail_allocation(left);
+        }
+        has_come = worker.receive(event) && event.kind == kind;
+      }
+    };
+    const bool has_failed = fails(number, wait);
+    wait();
+    EXPECT_TRUE(has_come) << "allocation " << number;
+    return has_failed;
   }
 
   static Parts some_parts() { return parts_with({"small", std::string(100000, 'x')}); }
@@ -170,6 +193,54 @@ TEST_F(ShortageTest, NothingIsSentToAPeerThatCouldNotBeLearned) {
   EXPECT_GT(number, 3);
 }
 
+// A process on this host that only waits.
+class Child {
+ public:
+  Child() : pid_(::fork()) {
+    if (pid_ == 0) {
+      ::pause();
+      ::_exit(0);
+    }
+  }
+  ~Child() { kill(); }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  void kill() {
+    if (pid_ != 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+      pid_ = 0;
+    }
+  }
+
+  // Makes it the process of a peer.
+  void learn_as(WorkerOf& worker, const WorkerOf& peer) const {
+    Credentials watched = credentials(worker.id, peer.id);
+    watched.process = {pid_, start_of(pid_)};
+    worker.transport->learn_address(peer.id, peer.transport->address(), watched);
+  }
+
+ private:
+  pid_t pid_;
+};
+
+TEST_F(ShortageTest, TheEndOfAProcessIsNoticedIfWatchingItHasFailedOnce) {
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    WorkerOf watching(1, hasty_settings()), peer(2, hasty_settings());
+    Child child;
+    child.learn_as(watching, peer);
+    peer.learn(watching);
+    Parts parts = parts_with({"first"});
+    has_failed = fails(number, [&] { watching.transport->send(2, std::move(parts), false); });
+    expect_message(watching, peer);
+    child.kill();
+    expect_event(watching, Event::Kind::kLost);
+  }
+  EXPECT_GT(number, 3);
+}
+
 // Leaves this process no descriptor while it lives.
 class NoDescriptors {
  public:
@@ -212,6 +283,19 @@ TEST_F(ShortageTest, APeerIsReachedOnceThereAreDescriptorsAgain) {
     }
   }
   expect_both_ways();
+}
+
+TEST_F(ShortageTest, AProcessIsWatchedOnceThereAreDescriptorsAgain) {
+  Child child;
+  child.learn_as(worker1, worker2);
+  worker2.learn(worker1);
+  {
+    const NoDescriptors none;
+    EXPECT_THROW(worker1.transport->send(2, parts_with({"without a descriptor"}), false), TransportError);
+  }
+  expect_both_ways();
+  child.kill();
+  expect_event(worker1, Event::Kind::kLost);
 }
 
 }  // namespace
