@@ -11,6 +11,7 @@ import pytest
 import torch
 from agents_kit import (
     AT_ONCE,
+    TIME_LIMIT,
     Wire,
     a_request,
     error_of,
@@ -157,6 +158,30 @@ def test_a_failed_send_fails_the_calls_to_that_peer(
         wire.fail = OSError("no route to host")
         future = rpc.rpc_async("b", torch.add, args=(torch.ones(2), 1))
         assert "RPC to 'b' failed: the connection is lost: OSError: no route" in error_of(future)
+
+
+@in_worker
+def test_a_slow_callback_of_a_lost_call_delays_no_other_loss(me: Any) -> None:
+    entered, released = threading.Event(), threading.Event()
+
+    def block(_: Any) -> None:
+        entered.set()
+        released.wait(TIME_LIMIT)
+
+    with on_wire() as (agent, wire):
+        agent.add_member("c", 2)
+        first, second = (rpc.rpc_async(to, torch.add, args=(torch.ones(2), 1)) for to in ("b", "c"))
+        first.then(block)
+        wire.wait_until(lambda: len(wire.sent) == 2)
+        wire.inbox.lost(1, "gone")
+        assert entered.wait(TIME_LIMIT)
+        begin = time.monotonic()
+        wire.inbox.lost(2, "gone")
+        assert "gone" in error_of(second)
+        took = time.monotonic() - begin
+        released.set()
+    # An event waits for an earlier one for up to a second; see csrc/agent/event_order.h.
+    assert took < 0.9
 
 
 @in_worker
