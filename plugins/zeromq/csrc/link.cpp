@@ -1,6 +1,7 @@
 #include "link.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "stream.h"
@@ -24,7 +25,12 @@ void Link::add(const std::shared_ptr<Stream>& stream, bool is_lane) {
 
 void Link::report_large() {
   if (on_large_ && !told_.exchange(true)) {
-    on_large_();
+    try {
+      on_large_();
+    } catch (const std::bad_alloc&) {
+      told_ = false;
+      throw;
+    }
   }
 }
 
@@ -33,7 +39,9 @@ Assembly& Link::assembly() {
   return assembly_;
 }
 
+// What may throw comes before the message is queued: a message whose sender gets an error must not leave.
 bool Link::send(Parts parts) {
+  report_large();
   Large message;
   for (const Part& part : parts) {
     message.next.total += part.size;
@@ -46,12 +54,11 @@ bool Link::send(Parts parts) {
     if (closed_) {
       return false;
     }
+    takers = lanes_.empty() ? std::vector<std::weak_ptr<Stream>>{first_} : lanes_;
     message.next.message = next_number_++;
     queue_.push_back(std::move(message));
     is_empty_ = false;
-    takers = lanes_.empty() ? std::vector<std::weak_ptr<Stream>>{first_} : lanes_;
   }
-  report_large();
   for (const auto& taker : takers) {
     if (is_empty_) {
       break;
@@ -73,7 +80,7 @@ bool Link::take(size_t most, Outgoing& piece) {
     return false;
   }
   Large& message = queue_.front();
-  PieceHead& next = message.next;
+  PieceHead next = message.next;
   PieceHead head = next;
   std::vector<uint64_t> sizes;
   size_t left = most;
@@ -95,6 +102,7 @@ bool Link::take(size_t most, Outgoing& piece) {
   piece.head = head_of(wire::Kind::kPiece, sizes.size(), sizeof head + size_bytes);
   std::memcpy(piece.head.data() + sizeof(wire::Header), &head, sizeof head);
   std::memcpy(piece.head.data() + sizeof(wire::Header) + sizeof head, sizes.data(), size_bytes);
+  message.next = next;  // nothing throws from here on
   if (next.first == next.parts) {
     done.swap(message.parts);
     queue_.pop_front();

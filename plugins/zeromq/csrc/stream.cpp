@@ -152,10 +152,10 @@ bool Stream::may_take() const {
 
 // Whether there is something to write. Needs the lock for writing.
 bool Stream::has_more() {
-  if (queue_.empty() && may_take()) {
-    Outgoing piece;
-    if (link_->take(is_lane_ ? kPiece : kPieceOnFirst, piece)) {
-      queue_.push_back(std::move(piece));
+  if (queue_.empty() && may_take() && !link_->is_empty()) {
+    std::deque<Outgoing> piece(1);  // so that no piece is lost for want of memory once it is taken
+    if (link_->take(is_lane_ ? kPiece : kPieceOnFirst, piece.front())) {
+      queue_.swap(piece);
       services_.counters.bulk_pieces += is_lane_ ? 1 : 0;
     }
   }
@@ -196,12 +196,16 @@ bool Stream::post_control(Outgoing message) {
 }
 
 void Stream::flush() {
-  std::deque<Outgoing> sent;
-  Lock lock(writing_);
-  if (busy_) {
-    again_ = true;
-  } else if (started_) {
-    write_queue(lock, kBatch, sent);
+  try {
+    std::deque<Outgoing> sent;  // destroyed without the lock
+    Lock lock(writing_);
+    if (busy_) {
+      again_ = true;
+    } else if (started_) {
+      write_queue(lock, kBatch, sent);
+    }
+  } catch (const std::bad_alloc&) {  // no other thread would write the rest
+    ::shutdown(fd(), SHUT_RDWR);
   }
 }
 
@@ -211,35 +215,29 @@ void Stream::flush() {
 void Stream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
   struct Busy {
     Stream& stream;
-    Lock& lock;
-    explicit Busy(Stream& of, Lock& held) : stream(of), lock(held) { stream.busy_ = true; }
+    explicit Busy(Stream& of) : stream(of) { stream.busy_ = true; }
     ~Busy() {
-      if (!lock.owns_lock()) {  // write() has thrown
-        lock.lock();
-      }
       stream.busy_ = false;
       stream.written_.notify_all();
     }
     Busy(const Busy&) = delete;
     Busy& operator=(const Busy&) = delete;
   };
-  std::optional<Busy> busy(std::in_place, *this, lock);
+  std::optional<Busy> busy(std::in_place, *this);
   size_t bytes = 0;
   const auto is_full = [&] { return sent.size() >= most || bytes >= kBatchBytes; };
-  while (!closed_ && !is_full() && has_more()) {
-    Outgoing& first = queue_.front();
-    again_ = false;
-    lock.unlock();
-    const uint64_t before = bytes_written_;
-    const Written written = write(first);
-    yield_after_batch(before, bytes_written_);
-    lock.lock();
+  while (!closed_ && !is_full()) {
+    const Written written = write_next(lock);
+    if (written == Written::kNothing) {
+      break;
+    }
     if (written == Written::kFailed) {
       ::shutdown(fd(), SHUT_RDWR);
       sent.swap(queue_);
       break;
     }
     if (written == Written::kAll) {
+      Outgoing& first = queue_.front();
       for (const Part& part : first.parts) {
         bytes += part.size;
       }
@@ -257,12 +255,38 @@ void Stream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
   }
   busy.reset();
   if (is_full() && !closed_ && (!queue_.empty() || (may_take() && !link_->is_empty()))) {
-    services_.writer.post([weak = weak_from_this()] {
-      if (const auto stream = weak.lock()) {
-        stream->flush();
-      }
-    });
+    try {
+      services_.writer.post([weak = weak_from_this()] {
+        if (const auto stream = weak.lock()) {
+          stream->flush();
+        }
+      });
+    } catch (const std::bad_alloc&) {  // no other thread would write the rest
+      ::shutdown(fd(), SHUT_RDWR);
+    }
   }
+}
+
+// Writes the head of the queue, without the lock. Fails if memory is short: the sender of a message may have got an
+// error, and then it must not leave later.
+Stream::Written Stream::write_next(Lock& lock) {
+  Written written = Written::kFailed;
+  try {
+    if (!has_more()) {
+      return Written::kNothing;
+    }
+    Outgoing& first = queue_.front();
+    again_ = false;
+    lock.unlock();
+    const uint64_t before = bytes_written_;
+    written = write(first);
+    yield_after_batch(before, bytes_written_);
+  } catch (const std::bad_alloc&) {
+  }
+  if (!lock.owns_lock()) {
+    lock.lock();
+  }
+  return written;
 }
 
 Stream::Written Stream::write(Outgoing& message) {
@@ -393,6 +417,15 @@ void Stream::pump() {
 
 // Needs the lock for reading.
 void Stream::read_batch() {
+  try {
+    read_some();
+  } catch (const std::bad_alloc&) {  // a message may be lost
+    read_to_end_ = true;
+    report_end("not enough memory to read");
+  }
+}
+
+void Stream::read_some() {
   size_t bytes = 0;
   bool is_drained = false;
   for (int i = 0; i < kBatch && bytes < kBatchBytes && source_ != 0 && !read_to_end_; ++i) {
@@ -519,14 +552,20 @@ void Stream::close(Clock::time_point deadline) {
     link_->close();
   }
   if (Clock::now() < deadline && !is_unix_socket(fd())) {
-    channel_->finish();
+    try {
+      channel_->finish();
+    } catch (const std::bad_alloc&) {  // the other side sees the end of the socket all the same
+    }
   }
   wait_until_arrived(deadline);
   std::lock_guard<std::mutex> lock(reading_);
   if (source_ != 0) {
     services_.inbox.remove(source_, fd());
     source_ = 0;
-    read_rest();
+    try {
+      read_rest();
+    } catch (const std::bad_alloc&) {  // the rest is lost with the connection
+    }
   }
   ::shutdown(fd(), SHUT_RDWR);
 }

@@ -77,7 +77,7 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   void pump() override;
 
  private:
-  enum class Written { kAll, kSome, kFailed };
+  enum class Written { kNothing, kSome, kAll, kFailed };
   using Lock = std::unique_lock<std::mutex>;
 
   uint64_t check(Parts& parts) const;
@@ -86,8 +86,10 @@ class Stream : public Source, public std::enable_shared_from_this<Stream> {
   bool may_take() const;
   bool has_more();
   void write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent);
+  Written write_next(Lock& lock);
   Written write(Outgoing& message);
   void read_batch();
+  void read_some();
   void read_rest();
   bool handle(MessageReader::Outcome outcome);
   bool is_unread();

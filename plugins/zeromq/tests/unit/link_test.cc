@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <atomic>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -11,6 +13,10 @@
 #include "parts.h"
 #include "socket_pair.h"
 #include "stream.h"
+
+// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
+// the former one.
+extern "C" int fail_allocation(int number);
 
 namespace rpc_backends::zeromq {
 namespace {
@@ -35,7 +41,8 @@ struct End {
   std::shared_ptr<Stream> stream(std::unique_ptr<Fd> fd, bool is_lane) {
     const Stream::Services services{settings, inbox, loop, writer, releaser, counters, nullptr};
     streams.push_back(std::make_shared<Stream>(
-        services, 1, std::make_unique<Channel>(std::move(fd)), [](const std::string&) {}, link, is_lane));
+        services, 1, std::make_unique<Channel>(std::move(fd)), [this](const std::string&) { has_ended = true; }, link,
+        is_lane));
     return streams.back();
   }
 
@@ -56,6 +63,7 @@ struct End {
   EventLoop loop{"test-events"}, writer{"test-writes"};
   Releaser releaser{"test-release", 0};
   int large = 0;
+  std::atomic<bool> has_ended{false};
   std::shared_ptr<Link> link = std::make_shared<Link>(kMaxMessage, [this] { ++large; });
   std::vector<std::shared_ptr<Stream>> streams;  // the first connection, then the lanes
 };
@@ -167,6 +175,61 @@ TEST_F(LinkTest, TheOwnerOfALargeMessageIsReleasedWhenItIsSent) {
     std::this_thread::yield();
   }
   EXPECT_TRUE(owner.expired());
+}
+
+// Sends a large message while memory is short, on this thread or on the one that writes the rest.
+void send_without_memory(int number, bool on_writer, bool& has_failed) {
+  End sender, receiver;
+  auto [here, there] = socket_pair();
+  sender.stream(std::move(here), false);
+  receiver.stream(std::move(there), false);
+  sender.start(0);
+  receiver.start(0);
+  const auto set_writer = [&](int next) {
+    std::atomic<int> left{-1};
+    sender.writer.post([&] {
+      left = fail_allocation(next);
+      left.notify_all();
+    });
+    left.wait(-1);
+    return left.load();
+  };
+  Parts parts = parts_with({std::string(kLargeSize, 'x')});
+  bool is_sent = false;
+  on_writer ? set_writer(number) : fail_allocation(number);
+  try {
+    is_sent = sender.streams[0]->send(std::move(parts));
+  } catch (const std::bad_alloc&) {
+    EXPECT_TRUE(sender.link->is_empty()) << "it is sent later";
+  }
+  has_failed = !on_writer && fail_allocation(0) == 0;
+  if (!is_sent) {
+    ASSERT_TRUE(sender.streams[0]->send(parts_with({"small"})));
+  }
+  Event event;
+  bool has_arrived = false;
+  for (const auto until = Clock::now() + std::chrono::seconds(10);
+       !has_arrived && !receiver.has_ended && Clock::now() < until;) {
+    has_arrived = receiver.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)) == Received::kEvent;
+  }
+  has_failed = has_failed || (on_writer && set_writer(0) == 0);
+  EXPECT_TRUE(has_arrived || (has_failed && receiver.has_ended));
+  if (has_arrived) {
+    EXPECT_EQ(bytes_in(event.parts[0]), is_sent ? std::string(kLargeSize, 'x') : "small");
+  }
+  sender.streams[0]->close(Clock::now());
+  receiver.streams[0]->close(Clock::now());
+}
+
+TEST_F(LinkTest, ALargeMessageArrivesWholeOrTheConnectionEndsWhenMemoryIsShort) {
+  for (const bool on_writer : {false, true}) {
+    bool has_failed = true;
+    for (int number = 1; has_failed && number < 40; ++number) {
+      SCOPED_TRACE("allocation " + std::to_string(number) + (on_writer ? " of the writer" : ""));
+      send_without_memory(number, on_writer, has_failed);
+      ASSERT_FALSE(HasFailure());
+    }
+  }
 }
 
 TEST_F(LinkTest, AClosedLinkTakesNoMessage) {

@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <atomic>
 #include <future>
+#include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -18,6 +20,10 @@
 #include "keys.h"
 #include "parts.h"
 #include "socket_pair.h"
+
+// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
+// the former one.
+extern "C" int fail_allocation(int number);
 
 namespace rpc_backends::zeromq {
 namespace {
@@ -414,6 +420,76 @@ TEST_P(StreamTest, CloseDeliversAsMuchAsTheSocketHolds) {
   end2.stream->close(Clock::now());
   for (int i = 0; i < kMessages; ++i) {
     EXPECT_EQ(bytes_in(end2.next().parts[0]), text);
+  }
+}
+
+// --- shortage of memory -----------------------------------------------------------------------------
+
+// The next message, or the reason of the end.
+std::string next_or_end(End& end) {
+  const auto until = Clock::now() + std::chrono::seconds(10);
+  Event event;
+  while (Clock::now() < until) {
+    if (end.inbox.receive(event, Clock::now() + std::chrono::milliseconds(1)) == Received::kEvent) {
+      return bytes_in(event.parts[0]);
+    }
+    if (end.has_ended) {
+      return "the end";
+    }
+  }
+  return "nothing";
+}
+
+TEST_P(StreamTest, WithoutMemoryToReadAMessageTheConnectionEnds) {
+  constexpr int kMessages = 20;  // the inbox needs memory for them several times
+  bool has_failed = true;
+  for (int number = 1; has_failed; ++number) {
+    End sender{2}, receiver{1};
+    connect(sender, receiver);
+    start(sender, receiver);
+    for (int i = 0; i < kMessages; ++i) {
+      ASSERT_TRUE(sender.stream->send(parts_with({std::to_string(i), std::string(100, 'x')})));
+    }
+    fail_allocation(number);
+    try {
+      receiver.stream->pump();
+    } catch (const std::bad_alloc&) {
+    }
+    has_failed = fail_allocation(0) == 0;
+    for (int i = 0; i < kMessages; ++i) {
+      const std::string next = next_or_end(receiver);
+      ASSERT_TRUE(next == std::to_string(i) || (has_failed && next == "the end"))
+          << "allocation " << number << ": " << next;
+      if (next == "the end") {
+        break;
+      }
+    }
+    close(sender, receiver);
+    ASSERT_LT(number, 500);
+  }
+}
+
+TEST_P(StreamTest, AMessageThatCannotBeSentForWantOfMemoryDoesNotLeaveLater) {
+  bool has_failed = true;
+  for (int number = 1; has_failed; ++number) {
+    End sender{2}, receiver{1};
+    connect(sender, receiver);
+    start(sender, receiver);
+    Parts parts = parts_with({"first", std::string(100, 'x')});
+    bool is_sent = false;
+    fail_allocation(number);
+    try {
+      is_sent = sender.stream->send(std::move(parts));
+    } catch (const std::bad_alloc&) {
+    }
+    has_failed = fail_allocation(0) == 0;
+    EXPECT_TRUE(is_sent || has_failed);
+    sender.stream->send(parts_with({"second"}));
+    const std::string next = next_or_end(receiver);
+    EXPECT_TRUE(next == (is_sent ? "first" : "second") || (has_failed && next == "the end"))
+        << "allocation " << number << ": " << next;
+    close(sender, receiver);
+    ASSERT_LT(number, 200);
   }
 }
 
