@@ -55,22 +55,41 @@ void Peers::learn(int peer, const Endpoint& endpoint, const Credentials& credent
     Credentials new_credentials = credentials;
     if (!same) {
       loss = known.connection && !known.lost ? lose(known, "its address has changed") : 0;
+      known.is_reporting = known.is_reporting || loss != 0;
       old = std::move(known.connection);
     }
     known.endpoint = std::move(new_endpoint);
     known.credentials = std::move(new_credentials);
   }
   if (old) {
-    old->close(Clock::now());
-  }
-  if (loss != 0) {
-    insist([&] { report_loss(peer, loss); });
+    end_old(peer, *old, loss);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   const auto entry = peers_.find(peer);
   if (entry != peers_.end() && entry->second.lost && !entry->second.connection) {
     entry->second.failures = 0;
     schedule_reconnect(peer, entry->second, kFirstPause);
+  }
+}
+
+// Closes the connection of a peer's former address, and reports the loss if there is one.
+void Peers::end_old(int peer, Connection& old, uint64_t loss) {
+  struct Reporting {
+    Peers& peers;
+    const int id;
+    const uint64_t loss;
+    ~Reporting() {
+      std::lock_guard<std::mutex> lock(peers.mutex_);
+      const auto entry = peers.peers_.find(id);
+      if (entry != peers.peers_.end() && entry->second.loss == loss) {
+        entry->second.is_reporting = false;
+      }
+    }
+  };
+  const Reporting reporting{*this, peer, loss};
+  old.close(Clock::now());
+  if (loss != 0) {
+    insist([&] { report_loss(peer, loss); });
   }
 }
 
@@ -268,7 +287,8 @@ void Peers::schedule_reconnect(int id, Peer& peer, Clock::duration wait) {
 void Peers::reconnect(int id, uint64_t attempt) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto entry = peers_.find(id);
-  if (closed_ || entry == peers_.end() || entry->second.attempt != attempt || entry->second.connection) {
+  if (closed_ || entry == peers_.end() || entry->second.attempt != attempt || entry->second.connection ||
+      entry->second.is_reporting) {
     return;
   }
   Peer& peer = entry->second;

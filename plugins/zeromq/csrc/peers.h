@@ -52,8 +52,10 @@ class Peers : private Connection::Owner {
     std::shared_ptr<Connection> connection;
     bool lost = false;
     std::string reason;
-    int failures = 0;      // in a row
-    uint64_t loss = 0;     // the number of the last loss
+    int failures = 0;   // in a row
+    uint64_t loss = 0;  // the number of the last loss
+    // learn() is about to report the loss. A reconnect, for which there may be a hint, would find the peer before that.
+    bool is_reporting = false;
     uint64_t attempt = 0;  // the number of the next attempt; earlier attempts are cancelled
   };
 
@@ -64,6 +66,7 @@ class Peers : private Connection::Owner {
   std::shared_ptr<Connection> open_connection(int id, const Peer& peer);
   void schedule_reconnect(int id, Peer& peer, Clock::duration wait);
   void reconnect(int id, uint64_t attempt);
+  void end_old(int peer, Connection& old, uint64_t loss);
   uint64_t lose(Peer& peer, const std::string& reason);
   void report_loss(int id, uint64_t loss);
   Clock::duration pause(int failures);

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -213,6 +214,34 @@ TEST_F(PeersTest, AnotherAddressLosesThePeerAndFindsItThere) {
   EXPECT_EQ(loss.reason, "its address has changed");
 
   elsewhere.accept();
+  EXPECT_EQ(worker.next().kind, Event::Kind::kFound);
+}
+
+// The agent relies on it. Meanwhile the peer may connect to this worker, which makes a reconnect likely to succeed.
+TEST_F(PeersTest, AHintDuringTheLossFindsThePeerOnlyAfterwards) {
+  std::promise<void> may_end;
+  std::shared_ptr<void> owner(nullptr, [&](void*) { may_end.get_future().wait(); });
+  peers.learn(kPeer, there.endpoint(), {});
+  // It stays queued, because nobody admits the connection, whose end waits for its owner.
+  peers.send(kPeer, {Part{"", 0, std::move(owner)}});
+  Listening elsewhere;
+  std::thread learning([this, &elsewhere] { peers.learn(kPeer, elsewhere.endpoint(), {}); });
+  while (worker.counters.peers_lost == 0) {
+    std::this_thread::yield();
+  }
+  worker.loop.post([this] { peers.hint(kPeer); });
+  bool is_connected = false;
+  for (const auto until = Clock::now() + std::chrono::milliseconds(300); !is_connected && Clock::now() < until;) {
+    is_connected = elsewhere.try_accept() != nullptr;
+  }
+  EXPECT_FALSE(is_connected);
+  may_end.set_value();
+  learning.join();
+
+  if (!is_connected) {
+    elsewhere.accept();
+  }
+  EXPECT_EQ(worker.next().kind, Event::Kind::kLost);
   EXPECT_EQ(worker.next().kind, Event::Kind::kFound);
 }
 
