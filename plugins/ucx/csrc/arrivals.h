@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <string>
+#include <string_view>
 #include <unordered_set>
 
 #include "deferred_tasks.h"
@@ -18,7 +18,7 @@ namespace rpc_backends::ucx {
 class Arrivals {
  public:
   // Ends the link with a peer that has sent invalid data.
-  using Reject = std::function<void(int peer, const std::string& reason)>;
+  using Reject = std::function<void(int peer, std::string_view reason)>;
 
   Arrivals(const Services& services, Worker& worker, LinkTable& table, DeferredTasks& deferred, Reject reject);
   ~Arrivals();

@@ -1,7 +1,6 @@
 #include "endpoints.h"
 
 #include <iterator>
-#include <new>
 
 namespace rpc_backends::ucx {
 
@@ -61,21 +60,14 @@ void Endpoints::force(ucp_ep_h endpoint, int peer) {
 }
 
 void Endpoints::close_flushed(ucp_ep_h endpoint, Clock::time_point until) {
-  const int peer = peer_of(endpoint);
+  Flushing& flushing = flushing_.emplace_back(Flushing{endpoint, peer_of(endpoint), until});
   peers_.erase(endpoint);
-  Flushing* flushing = nullptr;
-  try {
-    flushing = &flushing_.emplace_back(Flushing{endpoint, peer, until});
-  } catch (const std::bad_alloc&) {
-    force(endpoint, peer);
-    return;
-  }
-  const ucp_request_param_t param = counted_by(flushing->pending);
-  ++flushing->pending;
+  const ucp_request_param_t param = counted_by(flushing.pending);
+  ++flushing.pending;
   if (is_in_progress(ucp_ep_flush_nbx(endpoint, &param))) {
     inbox_.nudge();
   } else {
-    --flushing->pending;
+    --flushing.pending;
     close_due(Clock::time_point::min());
   }
 }

@@ -25,7 +25,8 @@ class Endpoints {
   void open(int peer, const std::string& address, const std::string& problem, ucp_ep_h& endpoint);
   // Closes it by force: UCX drops what has not left.
   void close(ucp_ep_h endpoint);
-  // Closes it once all that was sent on it has left, and at this time in any case: see close_due().
+  // Closes it once all that was sent on it has left, and at this time in any case: see close_due(). Throws
+  // std::bad_alloc; then it stays open.
   void close_flushed(ucp_ep_h endpoint, Clock::time_point until);
   // Closes the endpoints of close_flushed() that are due at this time.
   void close_due(Clock::time_point now);

@@ -33,7 +33,8 @@ struct Link {
   uint64_t attempt = 0;                         // names the current link or attempt
   int failures = 0;
   bool is_lost = false;
-  bool is_broken = false;  // memory was short, so the link must end
+  bool is_broken = false;  // memory was short, so the link must end: see Links::end_broken()
+  bool is_final = false;   // this worker does not try to reach the lost peer
   std::string reason;
 
   // From the peer.

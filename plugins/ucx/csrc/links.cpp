@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -29,11 +30,11 @@ Links::Links(const Services& services, Worker& worker)
           [this](int peer) { arrivals_.finish_copies(peer); }),
       outbox_(services_),
       arrivals_(services_, worker, table_, deferred_,
-                [this](int peer, const std::string& reason) { reject(peer, reason); }),
+                [this](int peer, std::string_view reason) { reject(peer, reason); }),
       processes_(services.inbox),
       teardown_(services_, table_, endpoints_, outbox_),
       opening_(services_, table_, endpoints_, outbox_, processes_, teardown_),
-      sender_(services_, worker, table_, deferred_, opening_, outbox_),
+      sender_(services_, worker, table_, deferred_, teardown_, opening_, outbox_),
       handshake_(services_, worker, table_, deferred_, teardown_, opening_, sender_) {
   worker_.handle(Kind::kGoodbye, &on_goodbye, this);
 }
@@ -56,7 +57,7 @@ void Links::learn(int peer, const std::string& address, const Credentials& crede
     }
     table_.set_process(*link, address, credentials);
   }
-  if (link->is_lost) {
+  if (link->is_lost || link->is_broken) {
     link->failures = 0;
     opening_.retry(*link);
   }
@@ -88,7 +89,12 @@ void Links::send(int peer, Parts parts) {
 
 void Links::on_process_end(uint64_t id) {
   // Handle what the peer sent before its end.
-  for (int i = 0; i < 1000 && progress(); ++i) {
+  try {
+    for (int i = 0; i < 1000 && progress(); ++i) {
+    }
+  } catch (...) {
+    processes_.watch_again(id);  // the end is reported once more
+    throw;
   }
   // Looked up only now, because progress() may have removed the link.
   const auto peer = processes_.peer_of(id);
@@ -117,31 +123,43 @@ void Links::goodbye(const Goodbye& head, const std::string& reason) {
   }
 }
 
-void Links::reject(int peer, const std::string& reason) {
+void Links::reject(int peer, std::string_view reason) {
   Link* const link = table_.find(peer);
   if (link == nullptr || link->endpoint == nullptr) {
     return;  // there is no connection to close
   }
   ++services_.counters.rejected;
-  services_.callback_thread.report("the connection to " + called(peer) + " is closed: " + reason);
-  teardown_.part(*link, true, "it has closed the connection: " + reason);
-  teardown_.lose(*link, "rejected: " + reason);
+  try {
+    const std::string text(reason);
+    services_.callback_thread.report("the connection to " + called(peer) + " is closed: " + text);
+    teardown_.part(*link, true, "it has closed the connection: " + text);
+    teardown_.lose(*link, "rejected: " + text);
+  } catch (const std::bad_alloc&) {
+    teardown_.end_later(*link);
+  }
 }
 
 void Links::end_revoked() {
   for (auto& [peer, link] : table_) {
-    if (link->subject.identity.empty() || !services_.identity->is_revoked(link->subject)) {
-      continue;
+    if (!link->subject.identity.empty() && services_.identity->is_revoked(link->subject)) {
+      end_revoked(*link);
     }
-    const std::string who = link->subject.text();
-    link->subject = {};
-    if (link->endpoint == nullptr && !link->their_token) {
-      continue;
-    }
-    services_.callback_thread.report("the connection to " + called(peer) + " is closed: the certificate of " + who +
-                                     " is revoked");
-    teardown_.part(*link, true, "it has closed the connection");  // the reason is not for the peer
-    teardown_.lose(*link, "its certificate is revoked");
+  }
+}
+
+void Links::end_revoked(Link& link) {
+  const Subject subject = std::exchange(link.subject, {});
+  if (link.endpoint == nullptr && !link.their_token) {
+    return;
+  }
+  try {
+    services_.callback_thread.report("the connection to " + called(link.peer) + " is closed: the certificate of " +
+                                     subject.text() + " is revoked");
+    teardown_.part(link, true, "it has closed the connection");  // the reason is not for the peer
+    teardown_.lose(link, "its certificate is revoked");
+  } catch (const std::bad_alloc&) {
+    link.is_final = true;
+    teardown_.end_later(link);
   }
 }
 
@@ -152,7 +170,11 @@ void Links::close(Clock::time_point deadline) {
            std::all_of(table_.begin(), table_.end(), [](const auto& entry) { return entry.second->queue.empty(); });
   });
   for (auto& [peer, link] : table_) {
-    teardown_.leave(*link);
+    try {
+      teardown_.leave(*link);
+    } catch (const std::bad_alloc&) {
+      teardown_.close(*link);  // without a goodbye
+    }
     processes_.forget(link->peer);
   }
   progress_until(std::max(deadline, Clock::now() + kGoodbyeTime), [this] { return !endpoints_.is_flushing(); });
@@ -180,9 +202,9 @@ void Links::on_error(ucp_ep_h endpoint, ucs_status_t status) {
   };
   take_log_line();
   try {
-    deferred_.add([this, owner, status] {
+    deferred_.add([this, owner, reason = "the connection has failed: " + text_of(status)] {
       if (Link* const link = owner()) {
-        opening_.lose_and_retry(*link, "the connection has failed: " + text_of(status));
+        opening_.lose_and_retry(*link, reason);
       }
     });
   } catch (const std::bad_alloc&) {
@@ -193,10 +215,14 @@ void Links::on_error(ucp_ep_h endpoint, ucs_status_t status) {
 void Links::end_broken() {
   for (auto& [peer, link] : table_) {
     if (link->is_broken) {
-      const std::string reason = "not enough memory for a message";
-      teardown_.part(*link, true, "it has closed the connection: " + reason);
-      opening_.lose_and_retry(*link, reason);
-      link->is_broken = false;
+      teardown_.part(*link, true, "it has closed the connection: not enough memory for a message");
+      link->is_broken = false;  // only now, because part() may throw; the following may mark it again
+      const std::string_view reason = "not enough memory for a message";
+      if (link->is_final) {
+        teardown_.lose(*link, reason);
+      } else {
+        opening_.lose_and_retry(*link, reason);
+      }
     }
   }
   table_.update_broken();  // not false: a callback of UCX may have marked one more

@@ -8,7 +8,7 @@
 //   Processes      peers on this host whose processes have ended
 //   Teardown       how a link ends
 //   Opening        how a link opens; uses Teardown
-//   Sender         sends messages; uses Opening
+//   Sender         sends messages; uses Opening and Teardown
 //   Handshake      what peers greet with; uses Sender, Opening and Teardown
 //   DeferredTasks  what callbacks of UCX leave for later
 //
@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "arrivals.h"
@@ -50,7 +51,7 @@ class Links {
   void forget(int peer);
   void send(int peer, Parts parts);
   // Ends the link with a peer that has sent invalid data.
-  void reject(int peer, const std::string& reason);
+  void reject(int peer, std::string_view reason);
   // Ends the links with peers whose certificates are revoked.
   void end_revoked();
 
@@ -78,6 +79,8 @@ class Links {
   void on_error(ucp_ep_h endpoint, ucs_status_t status);
 
   void goodbye(const wire::Goodbye& head, const std::string& reason);
+  void end_revoked(Link& link);
+  // Ends the links that must end because memory was short. If it is short again, the next call repeats that.
   void end_broken();
   // Makes progress until `is_over` returns true, at most until the deadline; sleeps while there is nothing to do.
   template <typename IsOver>

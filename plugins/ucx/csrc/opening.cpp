@@ -1,6 +1,8 @@
 #include "opening.h"
 
 #include <algorithm>
+#include <new>
+#include <string>
 #include <utility>
 
 namespace rpc_backends::ucx {
@@ -34,6 +36,7 @@ Token Opening::new_token() {
 }
 
 void Opening::open(Link& link) {
+  link.is_final = false;
   processes_.watch(link.peer, link.credentials.process);
   try {
     open_endpoint(link, link.endpoint);
@@ -101,24 +104,32 @@ void Opening::retry(Link& link) {
   if (is_stopped_) {
     return;
   }
+  link.is_final = false;
   table_.renew(link);
   const auto longest = std::min(kLongestPause, kFirstPause * (1 << std::min(link.failures++, 10)));
   // Random, so that the workers do not all connect to a returning worker at the same moment.
   const auto wait = longest + longest * static_cast<int>(random_() % 50) / 100;
-  services_.timers.at(Clock::now() + wait, [this, peer = link.peer, attempt = link.attempt] {
-    Link* const link = table_.find(peer, attempt);
-    if (link == nullptr || link->endpoint != nullptr || is_stopped_) {
-      return;
-    }
-    try {
-      open(*link);
-    } catch (const TransportError&) {
-      retry(*link);
-    }
-  });
+  try {
+    services_.timers.at(Clock::now() + wait, [this, peer = link.peer, attempt = link.attempt] {
+      Link* const link = table_.find(peer, attempt);
+      if (link != nullptr && link->endpoint == nullptr && !is_stopped_) {
+        open_or_retry(*link);
+      }
+    });
+  } catch (const std::bad_alloc&) {
+    teardown_.end_later(link);
+  }
 }
 
-void Opening::lose_and_retry(Link& link, const std::string& reason) {
+void Opening::open_or_retry(Link& link) {
+  try {
+    open(link);
+  } catch (const TransportError&) {
+    retry(link);
+  }
+}
+
+void Opening::lose_and_retry(Link& link, std::string_view reason) {
   teardown_.lose(link, reason);
   retry(link);
 }

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <random>
-#include <string>
+#include <string_view>
 
 #include "endpoints.h"
 #include "link_table.h"
@@ -42,10 +42,11 @@ class Opening {
 
   // Opens the link after a pause, which doubles with each attempt.
   void retry(Link& link);
-  void lose_and_retry(Link& link, const std::string& reason);
+  void lose_and_retry(Link& link, std::string_view reason);
 
  private:
   wire::Token new_token();
+  void open_or_retry(Link& link);
 
   const Services& services_;
   LinkTable& table_;

@@ -30,7 +30,7 @@ class Outbox {
   void take_sent(std::vector<std::unique_ptr<Outgoing>>& sent) { sent.swap(sent_); }
   bool has_sent() const { return !sent_.empty(); }
   // Treats a message that is not sent at all in the same way.
-  void drop(std::unique_ptr<Outgoing> unsent) { sent_.push_back(std::move(unsent)); }
+  void drop(std::unique_ptr<Outgoing>&& unsent) { sent_.push_back(std::move(unsent)); }
 
  private:
   static void on_sent(void* request, ucs_status_t status, void* outgoing);

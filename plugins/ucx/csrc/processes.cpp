@@ -114,4 +114,10 @@ std::optional<int> Processes::peer_of(uint64_t id) const {
   return watched == peers_.end() ? std::nullopt : std::optional(watched->second);
 }
 
+void Processes::watch_again(uint64_t id) {
+  if (const auto peer = peer_of(id)) {
+    inbox_.watch_again(watched_.at(*peer).process->get(), id);
+  }
+}
+
 }  // namespace rpc_backends::ucx

@@ -24,6 +24,8 @@ class Processes {
 
   // The peer whose process has ended, for an id that the inbox reports.
   std::optional<int> peer_of(uint64_t id) const;
+  // Makes the inbox report the id once more.
+  void watch_again(uint64_t id);
 
  private:
   struct Watched {

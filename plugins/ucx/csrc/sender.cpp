@@ -1,6 +1,8 @@
 #include "sender.h"
 
 #include <algorithm>
+#include <new>
+#include <string>
 #include <utility>
 
 namespace rpc_backends::ucx {
@@ -13,10 +15,11 @@ constexpr size_t kLongestHeader = 6144;
 }  // namespace
 
 Sender::Sender(const Services& services, const Worker& worker, LinkTable& table, DeferredTasks& deferred,
-               Opening& opening, Outbox& outbox)
+               Teardown& teardown, Opening& opening, Outbox& outbox)
     : services_(services),
       table_(table),
       deferred_(deferred),
+      teardown_(teardown),
       opening_(opening),
       outbox_(outbox),
       max_header_(std::min(worker.max_header(), kLongestHeader)) {}
@@ -52,7 +55,7 @@ void Sender::flush(Link& link) {
       post(link, std::move(first));
     }
   } catch (const std::bad_alloc&) {
-    table_.mark_broken(&link);  // its messages must not be overtaken
+    teardown_.end_later(link);  // its messages must not be overtaken
   } catch (const TransportError& error) {
     opening_.lose_and_retry(link, error.what());
   }
@@ -64,13 +67,21 @@ void Sender::post(Link& link, std::unique_ptr<Outgoing> outgoing) {
   const ucs_status_t status = outbox_.post(endpoint, link.peer, link.token, number, std::move(outgoing));
   ++number;  // only now, because the peer waits for each number
   if (status != UCS_OK) {
-    const std::string reason = "the connection has failed: " + text_of(status);
-    deferred_.add([this, peer = link.peer, attempt = link.attempt, reason] {
-      if (Link* const current = table_.find(peer, attempt)) {
-        opening_.lose_and_retry(*current, reason);
-      }
-    });
+    lose_later(link, status);
+  }
+}
+
+void Sender::lose_later(Link& link, ucs_status_t status) {
+  try {
+    deferred_.add(
+        [this, peer = link.peer, attempt = link.attempt, reason = "the connection has failed: " + text_of(status)] {
+          if (Link* const current = table_.find(peer, attempt)) {
+            opening_.lose_and_retry(*current, reason);
+          }
+        });
     services_.inbox.nudge();
+  } catch (const std::bad_alloc&) {
+    teardown_.end_later(link);
   }
 }
 

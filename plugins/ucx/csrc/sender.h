@@ -8,13 +8,14 @@
 #include "opening.h"
 #include "outbox.h"
 #include "services.h"
+#include "teardown.h"
 
 namespace rpc_backends::ucx {
 
 class Sender {
  public:
-  Sender(const Services& services, const Worker& worker, LinkTable& table, DeferredTasks& deferred, Opening& opening,
-         Outbox& outbox);
+  Sender(const Services& services, const Worker& worker, LinkTable& table, DeferredTasks& deferred, Teardown& teardown,
+         Opening& opening, Outbox& outbox);
 
   // Opens the link if it is not open. Throws TransportError.
   void send(Link& link, Parts parts);
@@ -23,11 +24,13 @@ class Sender {
 
  private:
   void post(Link& link, std::unique_ptr<Outgoing> outgoing);
+  void lose_later(Link& link, ucs_status_t status);
   ucp_ep_h endpoint_for(Link& link, const Outgoing& outgoing);
 
   const Services& services_;
   LinkTable& table_;
   DeferredTasks& deferred_;
+  Teardown& teardown_;
   Opening& opening_;
   Outbox& outbox_;
   const size_t max_header_;

@@ -1,7 +1,8 @@
 #include "teardown.h"
 
 #include <memory>
-#include <string_view>
+#include <new>
+#include <string>
 #include <utility>
 
 namespace rpc_backends::ucx {
@@ -26,20 +27,34 @@ std::string_view beginning(std::string_view text, size_t most) {
 
 }  // namespace
 
-void Teardown::lose(Link& link, const std::string& reason) {
+void Teardown::lose(Link& link, std::string_view reason) {
   close(link);
   link.is_confirmed = false;
-  for (auto& queued : link.queue) {
-    outbox_.drop(std::move(queued));
-  }
-  link.queue.clear();
-  if (!link.is_lost) {
-    report_lost(link, reason);
-  }
+  link.is_final = true;
   table_.renew(link);
+  try {
+    drop_queue(link);
+    if (!link.is_lost) {
+      report_lost(link, reason);
+    }
+  } catch (const std::bad_alloc&) {
+    end_later(link);
+  }
 }
 
-void Teardown::report_lost(Link& link, const std::string& reason) {
+void Teardown::end_later(Link& link) {
+  table_.mark_broken(&link);
+  services_.inbox.nudge();
+}
+
+void Teardown::drop_queue(Link& link) {
+  while (!link.queue.empty()) {
+    outbox_.drop(std::move(link.queue.front()));  // may throw; then the message stays in the queue
+    link.queue.pop_front();
+  }
+}
+
+void Teardown::report_lost(Link& link, std::string_view reason) {
   Event event;
   event.kind = Event::Kind::kLost;
   event.peer = link.peer;
@@ -70,7 +85,7 @@ void Teardown::end_incoming(Link& link) {
   std::construct_at(&link.large, services_.settings.max_message, kFirstLarge);
 }
 
-void Teardown::part(Link& link, bool comes_back, const std::string& reason) {
+void Teardown::part(Link& link, bool comes_back, std::string_view reason) {
   end_incoming(link);
   if (link.endpoint == nullptr) {
     return;
@@ -78,7 +93,8 @@ void Teardown::part(Link& link, bool comes_back, const std::string& reason) {
   say_goodbye(link, comes_back, reason, false);
   const auto until = Clock::now() + kPartingTime;
   // A goodbye that UCX cannot send at once would be dropped with the endpoint.
-  endpoints_.close_flushed(std::exchange(link.endpoint, nullptr), until);
+  endpoints_.close_flushed(link.endpoint, until);
+  link.endpoint = nullptr;
   if (link.bulk != nullptr) {
     endpoints_.close(std::exchange(link.bulk, nullptr));
   }
@@ -93,14 +109,15 @@ void Teardown::leave(Link& link) {
     return;
   }
   say_goodbye(link, false, "it has closed the connection", true);
-  for (const ucp_ep_h endpoint : {std::exchange(link.endpoint, nullptr), std::exchange(link.bulk, nullptr)}) {
-    if (endpoint != nullptr) {
-      endpoints_.close_flushed(endpoint, Clock::time_point::max());
+  for (ucp_ep_h* const endpoint : {&link.bulk, &link.endpoint}) {
+    if (*endpoint != nullptr) {
+      endpoints_.close_flushed(*endpoint, Clock::time_point::max());
+      *endpoint = nullptr;
     }
   }
 }
 
-void Teardown::say_goodbye(Link& link, bool comes_back, const std::string& reason, bool on_both) {
+void Teardown::say_goodbye(Link& link, bool comes_back, std::string_view reason, bool on_both) {
   Goodbye head;
   head.token = link.token;
   head.complete = outbox_.first_leaving(link.peer, link.next_small);

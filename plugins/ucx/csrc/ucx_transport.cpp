@@ -121,7 +121,7 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
   }
 
   void reject(int peer, std::string_view reason) override {
-    locked([&] { links.reject(peer, std::string(reason)); });
+    locked([&] { links.reject(peer, reason); });
   }
 
   Received receive(Event& event, Clock::time_point deadline) override { return inbox.receive(event, deadline); }

@@ -193,6 +193,20 @@ TEST_F(ShortageTest, NothingIsSentToAPeerThatCouldNotBeLearned) {
   EXPECT_GT(number, 3);
 }
 
+TEST_F(ShortageTest, APeerThatHasClosedIsLost) {
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    WorkerOf waiting(1, hasty_settings()), closing(2, hasty_settings());
+    waiting.learn(closing);
+    closing.learn(waiting);
+    expect_message(waiting, closing);
+    expect_message(closing, waiting);
+    closing.transport->close(1);
+    has_failed = expect_event(waiting, Event::Kind::kLost, number);
+  }
+  EXPECT_GT(number, 3);
+}
+
 // A process on this host that only waits.
 class Child {
  public:
@@ -224,6 +238,34 @@ class Child {
  private:
   pid_t pid_;
 };
+
+TEST_F(ShortageTest, APeerWhoseProcessHasEndedIsLost) {
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    WorkerOf watching(1, hasty_settings()), peer(2, hasty_settings());
+    Child child;
+    child.learn_as(watching, peer);
+    peer.learn(watching);
+    expect_message(watching, peer);
+    expect_message(peer, watching);
+    child.kill();
+    has_failed = expect_event(watching, Event::Kind::kLost, number);
+  }
+  EXPECT_GT(number, 3);
+}
+
+TEST_F(ShortageTest, ARejectedPeerIsLost) {
+  introduce();
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    const std::string reason = "it has sent something that is invalid";
+    SCOPED_TRACE(number);
+    has_failed = fails(number, [&] { worker1.transport->reject(2, reason); });
+    expect_event(worker1, Event::Kind::kLost);
+    expect_both_ways();
+  }
+  EXPECT_GT(number, 3);
+}
 
 TEST_F(ShortageTest, TheEndOfAProcessIsNoticedIfWatchingItHasFailedOnce) {
   int number = 1;
