@@ -1,6 +1,7 @@
 #include "handshake.h"
 
 #include <cstring>
+#include <new>
 #include <utility>
 
 namespace rpc_backends::ucx {
@@ -70,6 +71,16 @@ void Handshake::admit(Link& link, const Greeted& greeted) {
   if (!is_proved(link, greeted)) {
     return;
   }
+  try {
+    follow(link, greeting);
+  } catch (const TransportError& error) {
+    opening_.lose_and_retry(link, error.what());
+  } catch (const std::bad_alloc&) {
+    teardown_.end_later(link);
+  }
+}
+
+void Handshake::follow(Link& link, const Greeting& greeting) {
   const bool is_new = !(link.their_token == greeting.token);
   if (is_new) {
     admit_new(link, greeting);
@@ -78,16 +89,11 @@ void Handshake::admit(Link& link, const Greeted& greeted) {
   if (link.endpoint == nullptr && opening_.is_stopped()) {
     return;
   }
-  try {
-    if (link.endpoint == nullptr) {
-      opening_.skip_endpoints(link, greeting.opened);
-      opening_.open(link);
-    } else if (is_new || !knows_ours) {
-      opening_.greet(link);
-    }
-  } catch (const TransportError& error) {
-    opening_.lose_and_retry(link, error.what());
-    return;
+  if (link.endpoint == nullptr) {
+    opening_.skip_endpoints(link, greeting.opened);
+    opening_.open(link);
+  } else if (is_new || !knows_ours) {
+    opening_.greet(link);
   }
   if (knows_ours && !link.is_confirmed) {
     confirm(link);

@@ -29,6 +29,8 @@ class Handshake {
   // Whether the greeting proves the identity that the peer must have.
   bool is_proved(Link& link, const Greeted& greeting);
   void admit(Link& link, const Greeted& greeted);
+  // Does what a greeting asks for that is proved. Throws TransportError, and std::bad_alloc when only a part is done.
+  void follow(Link& link, const wire::Greeting& greeting);
   // For a greeting with a new token: the peer has another link.
   void admit_new(Link& link, const wire::Greeting& greeting);
   // The peer has answered the greeting on this worker's link.

@@ -267,6 +267,33 @@ TEST_F(ShortageTest, ARejectedPeerIsLost) {
   EXPECT_GT(number, 3);
 }
 
+TEST_F(ShortageTest, AMessageBehindTheFirstGreetingArrivesOrIsLost) {
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    WorkerOf caller(1, hasty_settings()), callee(2, hasty_settings());
+    caller.learn(callee);
+    callee.learn(caller);
+    caller.transport->send(2, parts_with({"first"}), false);
+    Event event;
+    for (const auto until = limit(); callee.count("connections") == 0 && Clock::now() < until;) {
+      EXPECT_FALSE(callee.receive(event));
+    }
+    bool is_over = false;
+    const auto receive = [&] { is_over = (caller.receive(event) && event.kind == Event::Kind::kLost) || is_over; };
+    has_failed = fails(number, [&] {
+      for (int i = 0; i < 20; ++i) {
+        receive();
+      }
+    });
+    for (const auto until = Clock::now() + std::chrono::seconds(10); !is_over && Clock::now() < until;) {
+      is_over = callee.receive(event) && event.kind == Event::Kind::kMessage;
+      receive();
+    }
+    EXPECT_TRUE(is_over) << "allocation " << number;
+  }
+  EXPECT_GT(number, 3);
+}
+
 TEST_F(ShortageTest, TheEndOfAProcessIsNoticedIfWatchingItHasFailedOnce) {
   int number = 1;
   for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
