@@ -1,6 +1,7 @@
 #include "opening.h"
 
 #include <algorithm>
+#include <exception>
 #include <new>
 #include <string>
 #include <utility>
@@ -124,7 +125,7 @@ void Opening::retry(Link& link) {
 void Opening::open_or_retry(Link& link) {
   try {
     open(link);
-  } catch (const TransportError&) {
+  } catch (const std::exception&) {  // it cannot be reached now, or memory is short
     retry(link);
   }
 }

@@ -294,6 +294,48 @@ TEST_F(ShortageTest, AMessageBehindTheFirstGreetingArrivesOrIsLost) {
   EXPECT_GT(number, 3);
 }
 
+TEST_F(ShortageTest, ALostPeerIsFoundAgain) {
+  introduce();
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    worker2.transport->reject(1, "it is invalid");
+    has_failed = expect_event(worker1, Event::Kind::kFound, number, [this] {
+      Event event;
+      (void)worker2.receive(event);
+    });
+    expect_both_ways();
+  }
+  EXPECT_GT(number, 10);
+}
+
+TEST_F(ShortageTest, APeerThatDoesNotAnswerIsTriedAgain) {
+  Settings settings = some_settings();
+  settings.handshake_timeout = std::chrono::milliseconds(50);
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    WorkerOf caller(1, settings), callee(2, settings);
+    caller.learn(callee);
+    caller.transport->send(2, parts_with({"first"}), false);
+    Event event;
+    const auto until = Clock::now() + milliseconds(400);
+    const auto has_tried_again = [&] { return caller.count("connections") > 1 || Clock::now() > until; };
+    has_failed = fails(number, [&] {
+      while (!caller.receive(event)) {
+      }
+      // The number of connections is text, so it needs memory itself.
+      for (bool is_over = false; !is_over;) {
+        (void)caller.receive(event);
+        const int left = fail_allocation(0);
+        is_over = has_tried_again();
+        fail_allocation(left);
+      }
+    });
+    callee.learn(caller);
+    expect_event(caller, Event::Kind::kFound, 0, [&] { (void)callee.receive(event); });
+  }
+  EXPECT_GT(number, 5);
+}
+
 TEST_F(ShortageTest, TheEndOfAProcessIsNoticedIfWatchingItHasFailedOnce) {
   int number = 1;
   for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
