@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 
 namespace rpc_backends {
 
@@ -72,7 +73,7 @@ void TransportAgent::Core::handle(Event& event) {
       break;
     case Event::Kind::kLost:
       handling.wait_for_earlier();
-      lose(event.peer, std::string(event.reason), event.order, handling);
+      lose(event.peer, valid_utf8(event.reason), event.order, handling);  // a peer may have written it
       break;
     case Event::Kind::kFound:
       handling.wait_for_earlier();
@@ -80,7 +81,7 @@ void TransportAgent::Core::handle(Event& event) {
       break;
     case Event::Kind::kUnsent:
       handling.note();
-      server_.take_unsent(event.peer, event.parts, std::string(event.reason), false);
+      server_.take_unsent(event.peer, event.parts, valid_utf8(event.reason), false);
       break;
   }
 }
