@@ -32,8 +32,9 @@ Link& LinkTable::add(int peer) {
 }
 
 void LinkTable::remove(const Link& link) {
+  const std::string proof = text_of(link.credentials.their_proof);  // may throw; then the link stays
   tokens_.erase(link.their_token);
-  proofs_.erase(text_of(link.credentials.their_proof));
+  proofs_.erase(proof);
   links_.erase(link.peer);
 }
 

@@ -70,11 +70,12 @@ void Links::forget(int peer) {
     return;
   }
   teardown_.part(*link, false, "the worker has removed this one from its group");
+  teardown_.drop_queue(*link);
   processes_.forget(peer);
   table_.remove(*link);
 }
 
-void Links::send(int peer, Parts parts) {
+void Links::send(int peer, std::unique_ptr<Outgoing>&& outgoing) {
   Link* const link = table_.find(peer);
   // Without an address if memory was short when it was learned.
   if (!opening_.is_started() || link == nullptr || link->address.empty()) {
@@ -84,7 +85,7 @@ void Links::send(int peer, Parts parts) {
   if (link->is_lost) {
     throw TransportError(called(peer) + " is lost: " + link->reason);
   }
-  sender_.send(*link, std::move(parts));
+  sender_.send(*link, std::move(outgoing));
 }
 
 void Links::on_process_end(uint64_t id) {

@@ -16,7 +16,8 @@
 // proof. When the link ends, the peer is lost, and this worker tries to open new links in the background until the peer
 // answers one.
 //
-// Callers hold the transport's lock, because UCX's worker is not thread-safe.
+// Callers hold the transport's lock, because UCX's worker is not thread-safe. Messages are released without it, because
+// their owners may need other locks.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "arrivals.h"
@@ -49,7 +51,9 @@ class Links {
   void set_allocator(DeviceAllocator allocate) { arrivals_.set_allocator(std::move(allocate)); }
   void learn(int peer, const std::string& address, const Credentials& credentials);
   void forget(int peer);
-  void send(int peer, Parts parts);
+  // As in Sender.
+  std::unique_ptr<Outgoing> prepare(Parts parts) const { return sender_.prepare(std::move(parts)); }
+  void send(int peer, std::unique_ptr<Outgoing>&& outgoing);
   // Ends the link with a peer that has sent invalid data.
   void reject(int peer, std::string_view reason);
   // Ends the links with peers whose certificates are revoked.

@@ -14,7 +14,8 @@ constexpr std::chrono::seconds kReadTime{5};
 
 }  // namespace
 
-ucs_status_t Outbox::post(ucp_ep_h endpoint, int peer, Token token, uint64_t number, std::unique_ptr<Outgoing> owned) {
+ucs_status_t Outbox::post(ucp_ep_h endpoint, int peer, Token token, uint64_t number,
+                          std::unique_ptr<Outgoing>&& owned) {
   Outgoing& outgoing = *owned;
   outgoing.outbox = this;
   outgoing.peer = peer;

@@ -16,8 +16,9 @@ class Outbox {
   explicit Outbox(const Services& services) : services_(services) {}
 
   // Gives a message to UCX, as message `number` of the link with this token. Returns UCX's error if the connection has
-  // failed. Throws std::bad_alloc only before UCX has any of the message: the number is then unused.
-  ucs_status_t post(ucp_ep_h endpoint, int peer, wire::Token token, uint64_t number, std::unique_ptr<Outgoing> owned);
+  // failed. Throws std::bad_alloc only before UCX has any of the message: the number is then unused, and the caller
+  // keeps the message.
+  ucs_status_t post(ucp_ep_h endpoint, int peer, wire::Token token, uint64_t number, std::unique_ptr<Outgoing>&& owned);
   // Sends a greeting or a goodbye, and data after it.
   void send_head(ucp_ep_h endpoint, wire::Kind kind, const std::string& bytes, std::string data = {});
 
@@ -29,7 +30,7 @@ class Outbox {
   // Moves messages that need no memory any more to `sent`, so that the caller releases them without the lock.
   void take_sent(std::vector<std::unique_ptr<Outgoing>>& sent) { sent.swap(sent_); }
   bool has_sent() const { return !sent_.empty(); }
-  // Treats a message that is not sent at all in the same way.
+  // Treats a message that is not sent at all in the same way. Throws std::bad_alloc; then the caller keeps it.
   void drop(std::unique_ptr<Outgoing>&& unsent) { sent_.push_back(std::move(unsent)); }
 
  private:

@@ -23,16 +23,14 @@ Outgoing::Outgoing(Parts all, size_t max_header) : parts(std::move(all)) {
                          std::to_string(kMaxParts) + " are possible");
   }
   size_t size = sizeof(Message) + begin_of_parts(parts.size());
-  uint64_t bytes = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
-    bytes += parts[i].size;
+    bytes_ += parts[i].size;
     if (is_separate(parts[i])) {
       large_.push_back(i);
     } else {
       size += aligned(parts[i].size);
     }
   }
-  is_large_ = bytes >= kLargeMessage;
   in_header_ = !large_.empty() && parts[large_[0]].memory.is_host() && size <= max_header;
   head_size_ = size;
   head_ = std::make_unique_for_overwrite<char[]>(size);

@@ -32,7 +32,9 @@ class Outgoing {
   // Returns the active messages that send this as message `number` of the link with this token.
   std::vector<Piece> pieces(wire::Token token, uint64_t number);
 
-  bool is_large() const { return is_large_; }
+  // Of all parts together.
+  uint64_t bytes() const { return bytes_; }
+  bool is_large() const { return bytes_ >= wire::kLargeMessage; }
 
   Outbox* outbox = nullptr;
   int peer = -1;
@@ -48,7 +50,7 @@ class Outgoing {
   std::unique_ptr<char[]> head_;  // the header, then sizes and small parts
   size_t head_size_ = 0;
   bool in_header_ = false;
-  bool is_large_ = false;
+  uint64_t bytes_ = 0;
   std::vector<size_t> large_;  // the large parts; those on devices, too
   std::vector<wire::DevicePart> part_heads_;
 };

@@ -24,18 +24,19 @@ Sender::Sender(const Services& services, const Worker& worker, LinkTable& table,
       outbox_(outbox),
       max_header_(std::min(worker.max_header(), kLongestHeader)) {}
 
-void Sender::send(Link& link, Parts parts) {
-  uint64_t bytes = 0;
+std::unique_ptr<Outgoing> Sender::prepare(Parts parts) const {
   for (const Part& part : parts) {
-    bytes += part.size;
     (void)services_.device_memory.type_of(part.memory);
   }
-  if (bytes > link.credentials.max_message) {
-    throw TransportError("a message of " + std::to_string(bytes) + " bytes is larger than the " +
+  return std::make_unique<Outgoing>(std::move(parts), max_header_);
+}
+
+void Sender::send(Link& link, std::unique_ptr<Outgoing>&& outgoing) {
+  if (outgoing->bytes() > link.credentials.max_message) {
+    throw TransportError("a message of " + std::to_string(outgoing->bytes()) + " bytes is larger than the " +
                          std::to_string(link.credentials.max_message) + " that " + called(link.peer) +
                          " takes (its max_message_bytes)");
   }
-  auto outgoing = std::make_unique<Outgoing>(std::move(parts), max_header_);
   if (link.endpoint == nullptr) {
     opening_.open(link);
   }
@@ -50,9 +51,8 @@ void Sender::send(Link& link, Parts parts) {
 void Sender::flush(Link& link) {
   try {
     while (!link.queue.empty() && link.is_confirmed) {
-      std::unique_ptr<Outgoing> first = std::move(link.queue.front());
+      post(link, std::move(link.queue.front()));  // stays in the queue if this throws
       link.queue.pop_front();
-      post(link, std::move(first));
     }
   } catch (const std::bad_alloc&) {
     teardown_.end_later(link);  // its messages must not be overtaken
@@ -61,7 +61,7 @@ void Sender::flush(Link& link) {
   }
 }
 
-void Sender::post(Link& link, std::unique_ptr<Outgoing> outgoing) {
+void Sender::post(Link& link, std::unique_ptr<Outgoing>&& outgoing) {
   uint64_t& number = outgoing->is_large() ? link.next_large : link.next_small;
   const ucp_ep_h endpoint = endpoint_for(link, *outgoing);
   const ucs_status_t status = outbox_.post(endpoint, link.peer, link.token, number, std::move(outgoing));

@@ -17,13 +17,15 @@ class Sender {
   Sender(const Services& services, const Worker& worker, LinkTable& table, DeferredTasks& deferred, Teardown& teardown,
          Opening& opening, Outbox& outbox);
 
-  // Opens the link if it is not open. Throws TransportError.
-  void send(Link& link, Parts parts);
+  // Does not need the lock. Throws TransportError.
+  std::unique_ptr<Outgoing> prepare(Parts parts) const;
+  // Opens the link if it is not open. Throws TransportError; then the caller keeps the message.
+  void send(Link& link, std::unique_ptr<Outgoing>&& outgoing);
   // Sends what waits for the answer to the greeting.
   void flush(Link& link);
 
  private:
-  void post(Link& link, std::unique_ptr<Outgoing> outgoing);
+  void post(Link& link, std::unique_ptr<Outgoing>&& outgoing);
   void lose_later(Link& link, ucs_status_t status);
   ucp_ep_h endpoint_for(Link& link, const Outgoing& outgoing);
 

@@ -23,6 +23,8 @@ class Teardown {
   void end_later(Link& link);
   // Closes the connection to the peer at once.
   void close(Link& link);
+  // Drops what waits for the peer. Throws std::bad_alloc; then the rest stays.
+  void drop_queue(Link& link);
   // Takes no more messages from the peer, until it greets again.
   void end_incoming(Link& link);
   // The same, says goodbye, and closes the connection once the goodbye has left. `comes_back`: the peer may greet
@@ -32,7 +34,6 @@ class Teardown {
   void leave(Link& link);
 
  private:
-  void drop_queue(Link& link);
   void report_lost(Link& link, std::string_view reason);
   // `on_both`: on the endpoint for large messages, too. The peer then waits for both.
   void say_goodbye(Link& link, bool comes_back, std::string_view reason, bool on_both);

@@ -114,7 +114,9 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
   }
 
   void send(int peer, Parts parts, bool reply) override {
-    locked([&] { links.send(peer, std::move(parts)); });
+    // It is released here, without the lock, if it cannot be sent.
+    std::unique_ptr<Outgoing> outgoing = links.prepare(std::move(parts));
+    locked([&] { links.send(peer, std::move(outgoing)); });
     if (!reply) {
       inbox.may_block();
     }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 
 #include "two_workers.h"
@@ -284,6 +285,77 @@ TEST_F(LinksTest, OwnersAreReleasedOnceTheMessageIsSent) {
     EXPECT_FALSE(worker2.receive(event));
   }
   EXPECT_TRUE(owner.expired());
+}
+
+// The owner of a part. When it is released, another thread needs the transport's lock: a tensor's owner may wait for
+// Python's GIL, which that thread has.
+class OwnerThatNeedsTheLock {
+ public:
+  explicit OwnerThatNeedsTheLock(WorkerOf& worker) : worker_(worker) {}
+  ~OwnerThatNeedsTheLock() {
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+  OwnerThatNeedsTheLock(const OwnerThatNeedsTheLock&) = delete;
+  OwnerThatNeedsTheLock& operator=(const OwnerThatNeedsTheLock&) = delete;
+
+  Parts parts() {
+    Parts parts;
+    parts.push_back({"x", 1, std::shared_ptr<void>(this, [this](void*) { release(); })});
+    return parts;
+  }
+  bool is_released() const { return thread_.joinable(); }
+  bool has_had_the_lock() const { return has_had_the_lock_; }
+
+ private:
+  void release() {
+    std::promise<void> done;
+    std::future<void> waiting = done.get_future();
+    thread_ = std::thread([this, done = std::move(done)]() mutable {
+      (void)worker_.transport->metrics();
+      done.set_value();
+    });
+    has_had_the_lock_ = waiting.wait_for(std::chrono::seconds(1)) == std::future_status::ready;
+  }
+
+  WorkerOf& worker_;
+  std::thread thread_;
+  bool has_had_the_lock_ = false;
+};
+
+TEST_F(LinksTest, AMessageForAForgottenPeerIsReleasedWithoutTheLock) {
+  introduce();
+  OwnerThatNeedsTheLock owner(worker1);
+  Parts parts = owner.parts();
+  worker1.transport->send(2, std::move(parts), false);  // worker2 does not answer the greeting
+  worker1.transport->forget(2);
+  EXPECT_TRUE(owner.is_released());
+  EXPECT_TRUE(owner.has_had_the_lock());
+}
+
+TEST_F(LinksTest, AMessageThatIsRefusedIsReleasedWithoutTheLock) {
+  Credentials limited = credentials(1, 2);
+  limited.max_message = 0;
+  worker1.transport->learn_address(2, worker2.transport->address(), limited);
+  for (const int peer : {2, 3}) {  // its limit is too small; it is unknown
+    OwnerThatNeedsTheLock owner(worker1);
+    Parts parts = owner.parts();
+    EXPECT_THROW(worker1.transport->send(peer, std::move(parts), false), TransportError);
+    EXPECT_TRUE(owner.is_released());
+    EXPECT_TRUE(owner.has_had_the_lock()) << peer;
+  }
+}
+
+TEST_F(LinksTest, AMessageToAProcessThatHasEndedIsReleasedWithoutTheLock) {
+  Credentials of_earlier = credentials(1, 2);
+  of_earlier.process = {::getpid(), start_of(::getpid()) - 1};
+  worker1.transport->learn_address(2, worker2.transport->address(), of_earlier);
+  OwnerThatNeedsTheLock owner(worker1);
+  Parts parts = owner.parts();
+  EXPECT_THROW(worker1.transport->send(2, std::move(parts), false), TransportError);
+  EXPECT_TRUE(owner.is_released());
+  EXPECT_TRUE(owner.has_had_the_lock());
 }
 
 TEST_F(LinksTest, CloseReleasesMessagesThatCannotBeSent) {
