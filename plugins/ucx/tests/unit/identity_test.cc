@@ -4,11 +4,15 @@
 
 #include <cstring>
 #include <future>
+#include <new>
 
 #include "authority.h"
 #include "connection_proof.h"
 #include "rpc_backends_agents/transport.h"
 #include "two_workers.h"
+
+// As in shortage_test.cc.
+extern "C" int fail_allocation(int number);
 
 namespace rpc_backends::ucx {
 namespace {
@@ -229,6 +233,28 @@ TEST_F(CertifiedLinks, ARevokedPeerLosesItsOpenLink) {
   run(member1, member2,
       [&] { return member1.worker->count("peers_found") > 0 && member2.worker->count("peers_found") > 0; });
   exchange(member1, member2);
+}
+
+TEST_F(CertifiedLinks, ARevokedPeerIsLostAlthoughMemoryIsShort) {
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    Member member1(1, authority.certify({"DNS:a"})), member2(2, authority.certify({"DNS:b"}));
+    member1.learn(*member2.worker, "b");
+    member2.learn(*member1.worker, "a");
+    exchange(member1, member2);
+    losses.clear();
+    const std::vector<std::string> revoked{"b"};
+    fail_allocation(number);
+    try {
+      member1.worker->transport->revoke(revoked);
+      has_failed = fail_allocation(0) == 0;
+    } catch (const std::bad_alloc&) {
+      member1.worker->transport->revoke(revoked);
+    }
+    run(member1, member2, [&] { return !losses[1].empty() && !losses[2].empty(); });
+    EXPECT_THROW(member1.worker->transport->send(2, parts_with({"hello"}), false), TransportError) << number;
+  }
+  EXPECT_GT(number, 3);
 }
 
 TEST_F(CertifiedLinks, NewLinksShowANewCertificate) {

@@ -207,6 +207,19 @@ TEST_F(ShortageTest, APeerThatHasClosedIsLost) {
   EXPECT_GT(number, 3);
 }
 
+TEST_F(ShortageTest, ATransportCloses) {
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    WorkerOf closing(1, hasty_settings()), peer(2, hasty_settings());
+    closing.learn(peer);
+    peer.learn(closing);
+    expect_message(closing, peer);
+    expect_message(peer, closing);
+    has_failed = fails(number, [&] { EXPECT_NO_THROW(closing.transport->close(0)) << "allocation " << number; });
+  }
+  EXPECT_GT(number, 3);
+}
+
 // A process on this host that only waits.
 class Child {
  public:
