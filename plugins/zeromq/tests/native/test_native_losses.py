@@ -19,8 +19,10 @@ from native_workers import (
     FORM,
     TIME_LIMIT,
     Child,
+    Intruder,
     Worker,
     eventually,
+    greeting,
     variables_of_child,
 )
 
@@ -181,6 +183,29 @@ def test_a_peer_suspended_while_receiving_is_lost(
         assert "no heartbeat" in worker0.lost()
     finally:
         child.process.send_signal(signal.SIGCONT)
+
+
+def test_a_peer_that_reads_slowly_over_tcp_is_kept(make: MakeWorker) -> None:
+    """It reads for three times the heartbeat timeout, and answers no ping."""
+    worker0 = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen("tcp://127.0.0.1:*")
+    peer = Intruder(worker0, greeting(2)).admitted()
+    size = 24 << 20
+    eventually(lambda: can_reply(worker0, 2, size), "the connection is open")
+    end = time.monotonic() + 3
+    read = 0
+    while time.monotonic() < end:
+        read += len(peer.read(200_000))
+        time.sleep(0.1)
+    assert read + len(peer.read(size - read)) == size
+
+
+def can_reply(worker: Worker, peer: int, size: int) -> bool:
+    """Return whether there is a connection on which a message of this size could be sent to a peer."""
+    try:
+        worker.send(peer, bytes(size), reply=True)
+    except TransportError:
+        return False
+    return True
 
 
 def test_an_idle_peer_is_kept(make: MakeWorker) -> None:
