@@ -267,8 +267,7 @@ void Stream::write_queue(Lock& lock, size_t most, std::deque<Outgoing>& sent) {
   }
 }
 
-// Writes the head of the queue, without the lock. Fails if memory is short: the sender of a message may have got an
-// error, and then it must not leave later.
+// Writes the head of the queue, without the lock.
 Stream::Written Stream::write_next(Lock& lock) {
   Written written = Written::kFailed;
   try {
@@ -281,7 +280,7 @@ Stream::Written Stream::write_next(Lock& lock) {
     const uint64_t before = bytes_written_;
     written = write(first);
     yield_after_batch(before, bytes_written_);
-  } catch (const std::bad_alloc&) {
+  } catch (const std::bad_alloc&) {  // what was queued must not wait for the next message
   }
   if (!lock.owns_lock()) {
     lock.lock();
