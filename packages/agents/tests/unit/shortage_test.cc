@@ -8,12 +8,9 @@
 
 #include "agent/calls.h"
 #include "base/log.h"
+#include "failing_new.h"
 #include "rpc/futures.h"
 #include "wire/pieces.h"
-
-// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
-// the former one.
-extern "C" int fail_allocation(int number);
 
 namespace rpc_backends {
 namespace {

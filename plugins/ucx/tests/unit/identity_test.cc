@@ -8,11 +8,9 @@
 
 #include "authority.h"
 #include "connection_proof.h"
+#include "failing_new.h"
 #include "rpc_backends_agents/transport.h"
 #include "two_workers.h"
-
-// As in shortage_test.cc.
-extern "C" int fail_allocation(int number);
 
 namespace rpc_backends::ucx {
 namespace {

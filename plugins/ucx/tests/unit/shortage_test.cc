@@ -9,11 +9,8 @@
 #include <new>
 #include <vector>
 
+#include "failing_new.h"
 #include "two_workers.h"
-
-// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
-// the former one.
-extern "C" int fail_allocation(int number);
 
 namespace rpc_backends::ucx {
 namespace {

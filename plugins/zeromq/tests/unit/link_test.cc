@@ -10,13 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include "failing_new.h"
 #include "parts.h"
 #include "socket_pair.h"
 #include "stream.h"
-
-// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
-// the former one.
-extern "C" int fail_allocation(int number);
 
 namespace rpc_backends::zeromq {
 namespace {

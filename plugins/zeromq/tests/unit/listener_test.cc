@@ -18,10 +18,7 @@
 
 #include "authority.h"
 #include "endpoint.h"
-
-// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
-// the former one.
-extern "C" int fail_allocation(int number);
+#include "failing_new.h"
 
 namespace rpc_backends::zeromq {
 namespace {

@@ -13,12 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "failing_new.h"
 #include "greeting.h"
 #include "parts.h"
-
-// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
-// the former one.
-extern "C" int fail_allocation(int number);
 
 namespace rpc_backends::zeromq {
 namespace {

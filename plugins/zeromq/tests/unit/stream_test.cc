@@ -17,13 +17,10 @@
 #include <vector>
 
 #include "endpoint.h"
+#include "failing_new.h"
 #include "keys.h"
 #include "parts.h"
 #include "socket_pair.h"
-
-// Of tests/support/failing_new.cpp: allocation `number` of this thread fails; 0: none. Returns how many were left to
-// the former one.
-extern "C" int fail_allocation(int number);
 
 namespace rpc_backends::zeromq {
 namespace {
