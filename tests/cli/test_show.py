@@ -49,7 +49,7 @@ def test_options_of_an_engine_have_limits_variable_and_real_default(command: Any
     ]
     assert [options["max_message_bytes"][key] for key in keys] == [
         "16 GiB",
-        "an integer, from 1 to 2**61",
+        "bytes, from 1 to 2**61",
         None,
     ]
     words = " ".join(text.split())

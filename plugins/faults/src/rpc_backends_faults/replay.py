@@ -192,7 +192,9 @@ def events(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """
     numbered = []
     # Not at the separators of Unicode, which may be in a line.
-    lines = read_text(path, "event log", errors="replace").removesuffix("\n").split("\n")
+    lines = read_text(path, "event log", errors="replace").split("\n")
+    if lines[-1] == "":
+        lines.pop()
     for number, line in enumerate(lines, 1):
         try:
             event = dict(json.loads(line))
