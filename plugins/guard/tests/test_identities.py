@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from torch.distributed import rpc
 
 import rpc_backends_guard
 from rpc_backends_agents.engine import worker_certificates
+from rpc_backends_agents.engine.identities import current
+from rpc_backends_guard import identities
 from rpc_backends_guard.policy import PolicyError, read
 from support import steps
 from support.certificates import files, issue
@@ -145,6 +148,29 @@ def test_a_changed_policy_that_the_program_has_read_revokes_workers_that_run(
         logged_line(workers[1], "has changed: what it revokes is in force")
         eventually(lambda: workers[0].call(call_error, "worker1"), lambda: "no error")
         workers.run(leave_now)
+
+
+@pytest.fixture
+def unused() -> Iterator[None]:
+    """Let names be those of certificates again after the test."""
+    yield
+    identities.forget()
+
+
+@pytest.mark.usefixtures("unused")
+def test_a_policy_that_changed_after_the_program_has_read_it_is_read_again(policy: Path) -> None:
+    known = read(policy)
+    policy.write_text(POLICY.format(revoked='"worker0"'))
+    for _ in range(2):  # and when the workers of the process start again
+        identities.use(known)
+        assert "worker0" in current().revoked
+
+
+@pytest.mark.usefixtures("unused")
+def test_a_number_may_be_written_as_openssl_shows_short_ones(policy: Path) -> None:
+    policy.write_text(POLICY.format(revoked='"0x0A1B"'))
+    identities.use(read(policy))
+    assert "a1b" in current().revoked
 
 
 def test_identities_without_certificates_end_the_start(tmp_path: Path, policy: Path) -> None:

@@ -32,13 +32,15 @@ class _Rules:
     def __init__(self, policy: Policy, file: str) -> None:
         self._policy = policy
         self._file = file
-        self._state = files.state_if_there(file)
+        # None: it is read at the first look, because it may have changed since the policy was read.
+        self._state: tuple[int, ...] | None = None
         self._rules = _of(policy, policy.revoked)
 
     def __call__(self) -> Identities:
         """Return the rules that hold now."""
         state = files.state_if_there(self._file)
         if state != self._state:
+            is_first = self._state is None
             self._state = state
             try:
                 changed = read(self._file)
@@ -48,18 +50,19 @@ class _Rules:
                 )
             else:
                 self._rules = _of(self._policy, changed.revoked)
-                logger.warning(
-                    "the guard policy %s has changed: what it revokes is in force (%s), other changes "
-                    "are when the worker starts again",
-                    self._file,
-                    ", ".join(changed.revoked) or "nothing",
-                )
+                if not is_first or changed.revoked != self._policy.revoked:
+                    logger.warning(
+                        "the guard policy %s has changed: what it revokes is in force (%s), other "
+                        "changes are when the worker starts again",
+                        self._file,
+                        ", ".join(changed.revoked) or "nothing",
+                    )
         return self._rules
 
 
 def _of(policy: Policy, revoked: tuple[str, ...]) -> Identities:
-    # Numbers may be written as OpenSSL does: capitals, pairs with colons, zeros in front.
-    numbers = {entry.replace(":", "").lower().lstrip("0") for entry in revoked}
+    # Numbers may be written as OpenSSL does: capitals, pairs with colons, 0x or zeros in front.
+    numbers = {entry.replace(":", "").lower().removeprefix("0x").lstrip("0") for entry in revoked}
     return Identities(names=dict(policy.identities), revoked=frozenset(revoked) | numbers - {""})
 
 
