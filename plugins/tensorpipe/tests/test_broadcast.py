@@ -169,3 +169,14 @@ def test_a_failed_acknowledgement_is_not_a_failed_update() -> None:
 
         broadcast.receive(ours, KEY, ID, accept)
     assert accepted == [TEXT]
+
+
+def test_a_member_that_can_start_no_thread_is_alive(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    for _ in range(2 * liveness._READERS):
+        assert is_alive(member.address, QUESTION)

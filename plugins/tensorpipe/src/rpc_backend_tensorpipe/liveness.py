@@ -98,9 +98,9 @@ class LivenessListener:
             )
             try:
                 reader.start()
-            except RuntimeError:  # the system has no thread left
-                connection.close()
-                self._readers.release()
+            except RuntimeError:
+                # The system has no thread left. A closed connection would say that this member is gone.
+                self._hand_over(connection)
 
     def _hand_over(self, connection: socket.socket) -> None:
         try:
