@@ -59,10 +59,13 @@ def meeting(kind: str, folder: Path) -> Iterator[Meeting]:
     if kind == "file":
         yield Meeting(kind, f"file://{folder}/store", {})
     elif kind == "tcp":
+        from support.environments import free_port  # not in each worker
+
         # This socket is bound and does not listen: it reserves the port for sockets with SO_REUSEADDR.
+        # The kernel may choose such a port for another of them, so it is none that the kernel chooses.
         with socket.socket() as placeholder:
             placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            placeholder.bind(("127.0.0.1", 0))
+            placeholder.bind(("127.0.0.1", free_port()))
             yield Meeting(kind, f"tcp://127.0.0.1:{placeholder.getsockname()[1]}", {})
     else:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
