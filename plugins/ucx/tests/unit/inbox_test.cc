@@ -143,7 +143,7 @@ TEST_F(InboxTest, AnEventFromAnotherThreadWakesASleepingOne) {
 }
 
 TEST_F(InboxTest, AThreadThatTakesAnEventWakesAnotherOneForTheNext) {
-  // The second event comes before the first thread wakes up, so it wakes nobody itself.
+  // The second event comes before the first thread wakes up, so it wakes no thread itself.
   constexpr int kRounds = 100;
   std::atomic<int> taken{0};
   std::vector<std::thread> threads;

@@ -238,7 +238,7 @@ TEST_F(LinksTest, LargeMessagesArriveAfterOneSideHasLostTheLink) {
   };
   exchange_large();
   Credentials changed = credentials(1, 2);
-  changed.identity = "another";  // which nobody checks, because there are no certificates
+  changed.identity = "another";  // which is not checked, because there are no certificates
   worker1.transport->learn_address(2, worker2.transport->address(), changed);
   const auto events = run_until([](const auto& all) {
     return all.count(1) != 0 && all.count(2) != 0 && all.at(1).size() + all.at(2).size() == 4;

@@ -62,16 +62,19 @@ class ShortageTest : public testing::Test {
     FAIL() << text << " has not arrived";
   }
 
-  void introduce() {
-    worker1.learn(worker2);
-    worker2.learn(worker1);
-    expect_both_ways();
+  static void introduce(WorkerOf& worker, WorkerOf& peer) {
+    worker.learn(peer);
+    peer.learn(worker);
+    expect_both_ways(worker, peer);
   }
 
-  void expect_both_ways() {
-    expect_message(worker1, worker2);
-    expect_message(worker2, worker1);
+  static void expect_both_ways(WorkerOf& worker, WorkerOf& peer) {
+    expect_message(worker, peer);
+    expect_message(peer, worker);
   }
+
+  void introduce() { introduce(worker1, worker2); }
+  void expect_both_ways() { expect_both_ways(worker1, worker2); }
 
   // Receives until there is an event of this kind. While it does, allocation `number` fails. Returns whether it came to
   // that allocation.
@@ -194,10 +197,7 @@ TEST_F(ShortageTest, APeerThatHasClosedIsLost) {
   int number = 1;
   for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
     WorkerOf waiting(1, hasty_settings()), closing(2, hasty_settings());
-    waiting.learn(closing);
-    closing.learn(waiting);
-    expect_message(waiting, closing);
-    expect_message(closing, waiting);
+    introduce(waiting, closing);
     closing.transport->close(1);
     has_failed = expect_event(waiting, Event::Kind::kLost, number);
   }
@@ -208,10 +208,7 @@ TEST_F(ShortageTest, ATransportCloses) {
   int number = 1;
   for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
     WorkerOf closing(1, hasty_settings()), peer(2, hasty_settings());
-    closing.learn(peer);
-    peer.learn(closing);
-    expect_message(closing, peer);
-    expect_message(peer, closing);
+    introduce(closing, peer);
     has_failed = fails(number, [&] { EXPECT_NO_THROW(closing.transport->close(0)) << "allocation " << number; });
   }
   EXPECT_GT(number, 3);
@@ -256,8 +253,7 @@ TEST_F(ShortageTest, APeerWhoseProcessHasEndedIsLost) {
     Child child;
     child.learn_as(watching, peer);
     peer.learn(watching);
-    expect_message(watching, peer);
-    expect_message(peer, watching);
+    expect_both_ways(watching, peer);
     child.kill();
     has_failed = expect_event(watching, Event::Kind::kLost, number);
   }

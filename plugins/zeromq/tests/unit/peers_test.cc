@@ -219,7 +219,7 @@ TEST_F(PeersTest, AHintDuringTheLossFindsThePeerOnlyAfterwards) {
   std::promise<void> may_end;
   std::shared_ptr<void> owner(nullptr, [&](void*) { may_end.get_future().wait(); });
   peers.learn(kPeer, there.endpoint(), {});
-  // It stays queued, because nobody admits the connection, whose end waits for its owner.
+  // It stays queued, because the connection is not admitted, whose end waits for its owner.
   peers.send(kPeer, {Part{"", 0, std::move(owner)}});
   Listening elsewhere;
   std::thread learning([this, &elsewhere] { peers.learn(kPeer, elsewhere.endpoint(), {}); });
