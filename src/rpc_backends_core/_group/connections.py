@@ -56,12 +56,13 @@ def _connected_to(address: tuple[str, int]) -> _Sockets:
         descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     except OSError:
         return sockets
+    getpeername = ctypes.CDLL(None).getpeername
     for descriptor in descriptors:
         try:
             inode = os.fstat(descriptor).st_ino
         except OSError:  # it was closed meanwhile
             continue
-        host, port = _peer_of(descriptor)
+        host, port = _peer_of(descriptor, getpeername)
         if port == address[1] and host.removeprefix("::ffff:") in hosts:
             sockets.append((descriptor, inode))
     return sockets
@@ -71,11 +72,14 @@ def _connected_to(address: tuple[str, int]) -> _Sockets:
 # them non-blocking.
 
 
-def _peer_of(descriptor: int) -> tuple[str, int]:
-    """Return host and port at the other end of a connection over IP; ("", 0) for another descriptor."""
+def _peer_of(descriptor: int, getpeername: Any) -> tuple[str, int]:
+    """Return host and port at the other end of a connection over IP; ("", 0) for another descriptor.
+
+    :param getpeername: the function of C.
+    """
     address = ctypes.create_string_buffer(_LONGEST_ADDRESS)
     size = ctypes.c_uint(_LONGEST_ADDRESS)
-    if ctypes.CDLL(None).getpeername(descriptor, address, ctypes.byref(size)) != 0:
+    if getpeername(descriptor, address, ctypes.byref(size)) != 0:
         return "", 0
     family, port = int.from_bytes(address.raw[:2], sys.byteorder), address.raw[2:4]
     if family not in (socket.AF_INET, socket.AF_INET6):
