@@ -81,6 +81,11 @@ class Counter:
         os.mkdir(path)
 
 
+def add_remotely(rref: Any, number: int) -> int:
+    """Count in another worker."""
+    return int(rref.rpc_sync().add(number))
+
+
 class Evil:
     """A class that the policy does not list, with a constructor that leaves a trace."""
 

@@ -77,6 +77,16 @@ def use_before_it_is_made(me: WorkerContext, folder: str) -> list[str]:
     return [_outcome(future.wait) for future in sent]
 
 
+def pass_rref(me: WorkerContext) -> list[str]:
+    """Pass worker0 an RRef of worker2, and use it there and then here."""
+    rref = rpc.remote("worker2", guard_attacks.Counter)
+    return [
+        _outcome(lambda: rpc.rpc_sync("worker0", guard_attacks.add_remotely, (rref, 1))),
+        _outcome(lambda: rpc.rpc_sync("worker0", guard_attacks.add_remotely, (rref, 1))),
+        _outcome(lambda: rref.rpc_sync().add(1)),
+    ]
+
+
 def attack_remotely(me: WorkerContext, calls: dict[str, bytes]) -> dict[str, str]:
     """Send each pickle as a call that creates an RRef on worker0; return what came back."""
     to = rpc.get_worker_info("worker0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch.distributed import rpc
 from rpc_backends_guard import Policy, Rule, names
 from rpc_backends_guard.audit import Audit
 from rpc_backends_guard.calls import Decisions
+from rpc_backends_guard.guarding import unpickler
 from rpc_backends_guard.unpickling import GuardError
 
 LISTED = name(ME, "listed")
@@ -38,7 +40,7 @@ class Holder:
 
 def decide(*arguments: bytes, references: tuple[str, ...] = ()) -> tuple[Any, ...]:
     """Return the arguments of a call of a listed function."""
-    return decisions(references).call(call(LISTED, *arguments), "worker1").args
+    return decisions(references).call(call(LISTED, *arguments), "worker1", {}).args
 
 
 def decisions(references: tuple[str, ...] = ()) -> Decisions:
@@ -51,7 +53,7 @@ def decisions(references: tuple[str, ...] = ()) -> Decisions:
 def sent(value: Any, references: tuple[str, ...] = ()) -> Any:
     """Return an argument of a call as it arrives."""
     udf = rpc.internal.PythonUDF(guard_attacks.listed, (value,), {})  # type: ignore[attr-defined]
-    [arrived] = decisions(references).call(pickle.dumps(udf, 4), "worker1").args
+    [arrived] = decisions(references).call(pickle.dumps(udf, 4), "worker1", {}).args
     return arrived
 
 
@@ -136,7 +138,7 @@ def test_an_object_of_an_unlisted_class_is_refused_by_its_name(new: bytes) -> No
 def test_the_arguments_of_a_call_may_be_a_list(value: Any) -> None:
     """As in torch's tutorial on RNNs."""
     udf = rpc.internal.PythonUDF(guard_attacks.listed, [value], {})  # type: ignore[attr-defined]
-    call = decisions((f"{ME}:listed",)).call(pickle.dumps(udf, 4), "worker1")
+    call = decisions((f"{ME}:listed",)).call(pickle.dumps(udf, 4), "worker1", {})
     assert list(call.args) == [value]
 
 
@@ -188,12 +190,12 @@ def test_a_listed_function_is_no_argument_of_its_own(value: Any) -> None:
 
 def test_a_result_may_hold_classes_of_the_policy() -> None:
     data = pickle.dumps([guard_attacks.Config, ValueError])
-    assert decisions().result(data) == [guard_attacks.Config, ValueError]
+    assert decisions().result(data, {}) == [guard_attacks.Config, ValueError]
 
 
 def test_a_result_with_another_class_is_refused() -> None:
     with pytest.raises(GuardError, match="does not list 'guard_attacks:Evil'"):
-        decisions().result(pickle.dumps([guard_attacks.Evil]))
+        decisions().result(pickle.dumps([guard_attacks.Evil]), {})
 
 
 def test_a_function_may_be_both_called_by_messages_and_while_they_are_unpickled() -> None:
@@ -202,7 +204,7 @@ def test_a_function_may_be_both_called_by_messages_and_while_they_are_unpickled(
     decides = Decisions(policy, "worker0", Audit(None, ""), is_partial=False)
     # a slice is made by a call, so that the message is no plain one
     message = call(LISTED, made(name("builtins", "slice"), b"K\x01", b"K\x02"), LISTED)
-    called = decides.call(message, "worker1")
+    called = decides.call(message, "worker1", {})
     assert called.func is guard_attacks.listed
     assert called.args == (slice(1, 2), guard_attacks.listed)
 
@@ -211,7 +213,7 @@ def test_a_function_that_only_a_pickle_may_call_is_named() -> None:
     policy = Policy((Rule(("worker1",), functions=(f"{ME}:for_others",)),), types=(f"{ME}:listed",))
     decides = Decisions(policy, "worker0", Audit(None, ""), is_partial=False)
     with pytest.raises(GuardError, match=r"does not list 'guard_attacks:listed' in `functions`"):
-        decides.call(call(LISTED), "worker1")
+        decides.call(call(LISTED), "worker1", {})
 
 
 def test_the_hooks_of_a_parameter_are_not_a_dict_of_the_pickle() -> None:
@@ -220,3 +222,35 @@ def test_the_hooks_of_a_parameter_are_not_a_dict_of_the_pickle() -> None:
     parameter = make(torch.ones(1), True, hooks)
     hooks[0] = 5
     assert parameter._backward_hooks == {}
+
+
+class Sent:
+    """Stands for an RRef in a message."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        receive = rpc.internal._InternalRPCPickler._py_rref_receiver  # type: ignore[attr-defined]
+        return receive, ((0, 1, 0, 2, 1, "worker1", "Tensor"),)
+
+
+@pytest.mark.parametrize("sender", ["worker1", None])
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_an_rref_is_received_once(
+    sender: str | None, is_partial: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch counts its users; a policy that only warns lets a message pass after it has read it."""
+    received: list[Any] = []
+
+    def _py_rref_receiver(cls: type, data: Any) -> list[Any]:
+        received.append(data)
+        return received
+
+    pickler = rpc.internal._InternalRPCPickler  # type: ignore[attr-defined]
+    monkeypatch.setattr(pickler, "_py_rref_receiver", classmethod(_py_rref_receiver))
+    policy = Policy((), enforces=False)
+    decides = Decisions(policy, "worker0", Audit(None, ""), is_partial=is_partial)
+    make = unpickler(decides, enforces=False, admit=lambda _data: (False, sender))
+    udf = rpc.internal.PythonUDF(guard_attacks.listed, (Sent(),), {})  # type: ignore[attr-defined]
+    passed = make(io.BytesIO(pickle.dumps(udf, 4))).load()
+    assert passed.func is guard_attacks.listed
+    assert passed.args == (received,)
+    assert len(received) == 1

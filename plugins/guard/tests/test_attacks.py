@@ -298,6 +298,38 @@ def test_a_policy_that_only_warns_lets_pass_and_logs(policy: Path, folder: Path)
         assert {line["event"] for line in audited(policy)} == {"would refuse"}
 
 
+def test_a_policy_that_only_warns_counts_an_rref_once(policy: Path, folder: Path) -> None:
+    """A call that is not listed and brings an RRef of a third worker runs, and the RRef lives on."""
+    policy.write_text(POLICY.replace("version = 1", 'version = 1\nmode = "warn"'))
+    with Workers(3, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
+        workers.run(guard_steps.join, f"file://{folder.parent}/store", "ZEROMQ")
+        assert workers[1].call(guard_steps.pass_rref) == [
+            "returned 1",
+            "returned 2",
+            "returned 3",
+        ]
+        workers.run(steps.leave)
+        unlisted = [line for line in audited(policy) if line["worker"] == "worker0"]
+        assert [line["name"] for line in unlisted] == ["guard_attacks:add_remotely"] * 2
+
+
+def test_a_partial_guard_counts_an_rref_once(policy: Path, folder: Path) -> None:
+    """Also where the agent does not tell a call from a result."""
+    policy.write_text(
+        POLICY.replace("version = 1", "version = 1\nallow_partial = true")
+        .replace('"@attackers"', '"*"')
+        .replace("functions = [", 'functions = [\n    "guard_attacks:add_remotely",', 1)
+    )
+    with Workers(3, env={"RPC_BACKENDS_GUARD": str(policy)}) as workers:
+        workers.run(guard_steps.join, f"file://{folder.parent}/store", "TENSORPIPE")
+        assert workers[1].call(guard_steps.pass_rref) == [
+            "returned 1",
+            "returned 2",
+            "returned 3",
+        ]
+        workers.run(steps.leave)
+
+
 def test_tensorpipe_refuses_a_policy_that_it_cannot_enforce(policy: Path, folder: Path) -> None:
     """TENSORPIPE does not start with a policy, unless the policy permits a partial guard."""
     env = {"RPC_BACKENDS_GUARD": str(policy)}

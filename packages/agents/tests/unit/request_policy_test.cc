@@ -121,5 +121,15 @@ TEST_F(RequestPolicyTest, EntriesOfTheLogAreKeptForAReader) {
   EXPECT_TRUE(entries.take().empty());
 }
 
+TEST_F(RequestPolicyTest, APolicyThatOnlyWarnsLeavesCallsOfPythonToPython) {
+  auto& entries = AuditEntries::of_process();
+  entries.keep();
+  RequestPolicy warning{{rule()}, "ps", false, false, -1};
+  EXPECT_EQ(warning.refusal("trainer0", kPythonCall, call("os", "system")), "");
+  EXPECT_TRUE(entries.take().empty()) << "the log would have the call twice";
+  EXPECT_EQ(warning.refusal("trainer0", kPythonRRefFetchCall, ""), "");
+  EXPECT_EQ(entries.take().size(), 1U);
+}
+
 }  // namespace
 }  // namespace rpc_backends

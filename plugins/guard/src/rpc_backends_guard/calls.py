@@ -114,25 +114,27 @@ class Decisions:
         types = {name for name in policy.types if not name.startswith(f"{names.INTERNAL}:")}
         self._in_results = {name: resolve(name) for name in listed | types} | names.exceptions()
 
-    def call(self, data: bytes, peer: str | None) -> Any:
+    def call(self, data: bytes, peer: str | None, rrefs: dict[Any, Any]) -> Any:
         """Return a call that torch may run.
 
+        :param rrefs: gets the RRefs that the call brings, by what was sent for them.
         :raises GuardError: the policy does not permit it.
         """
         try:
-            rules = self._permissions.get(peer) or self._of(peer)
-            return self._decide(self._unpickle(data, self._of_calls), rules, peer)
+            return self._decide(self._unpickle(data, self._of_calls, rrefs), peer)
         except GuardError as error:
-            text = f"worker {self._worker!r} refuses a call of {_shown(peer)}: {error}"
-            raise self._refused(error, peer, text) from None
+            raise self._refused_call(error, peer) from None
 
-    def result(self, data: bytes) -> Any:
+    def result(self, data: bytes, rrefs: dict[Any, Any]) -> Any:
         """Return a result, or the exception of a called function.
 
+        :param rrefs: gets the RRefs that the result brings, by what was sent for them.
         :raises GuardError: the policy does not permit it.
         """
         try:
-            return self._decide_result(self._unpickle(data, self._of_results), data)
+            unpickled = self._unpickle(data, self._of_results, rrefs)
+            if not self._is_partial or torch_internals.call_parts(unpickled.value) is None:
+                return self._decide_result(unpickled)
         except GuardError as error:
             peer = _answering()
             text = (
@@ -140,14 +142,16 @@ class Decisions:
                 f"policy: {error}"
             )
             raise self._refused(error, peer, text, of_result=True) from None
+        try:
+            return self._decide(unpickled, None)
+        except GuardError as error:
+            raise self._refused_call(error, None) from None
 
-    def _unpickle(self, data: bytes, known: Names) -> Unpickled:
-        return unpickle(data, known, self.native.pickle_problem(data))
+    def _unpickle(self, data: bytes, known: Names, rrefs: dict[Any, Any]) -> Unpickled:
+        return unpickle(data, known, self.native.pickle_problem(data), rrefs)
 
-    def _decide_result(self, unpickled: Unpickled, data: bytes) -> Any:
+    def _decide_result(self, unpickled: Unpickled) -> Any:
         value = unpickled.value
-        if self._is_partial and torch_internals.call_parts(value) is not None:
-            return self.call(data, None)
         if torch_internals.is_remote_exception(value):
             return self._exception(unpickled)
         value = unpickled.place(value, self._find_in_result)
@@ -165,6 +169,10 @@ class Decisions:
         known = self._permissions[peer] = Permissions(rules)
         return known
 
+    def _refused_call(self, error: GuardError, peer: str | None) -> GuardError:
+        text = f"worker {self._worker!r} refuses a call of {_shown(peer)}: {error}"
+        return self._refused(error, peer, text)
+
     def _refused(
         self, error: GuardError, peer: str | None, text: str, *, of_result: bool = False
     ) -> GuardError:
@@ -172,7 +180,8 @@ class Decisions:
         self._audit.write(event, peer, error.kind, error.name, text=str(error)[:512])
         return GuardError(text, error.kind, error.name, of_result=of_result)
 
-    def _decide(self, unpickled: Unpickled, rules: Permissions, peer: str | None) -> Any:
+    def _decide(self, unpickled: Unpickled, peer: str | None) -> Any:
+        rules = self._permissions.get(peer) or self._of(peer)
         parts = torch_internals.call_parts(unpickled.value)
         if parts is None:
             raise GuardError("it is no call of a function")
@@ -295,8 +304,7 @@ class Decisions:
 
     def _refuse_later(self, error: GuardError, peer: str | None) -> None:
         """Refuse a call that torch runs already."""
-        text = f"worker {self._worker!r} refuses a call of {_shown(peer)}: {error}"
-        refused = self._refused(error, peer, text)
+        refused = self._refused_call(error, peer)
         if self._policy.enforces:
             raise refused
 

@@ -13,7 +13,7 @@ from rpc_backends_guard import learning, names
 from rpc_backends_guard.audit import Audit
 from rpc_backends_guard.calls import Decisions
 from rpc_backends_guard.policy import Policy, PolicyError, place
-from rpc_backends_guard.unpickling import GuardError, resolve
+from rpc_backends_guard.unpickling import AgainUnpickler, GuardError, resolve
 
 logger = logging.getLogger("rpc_backends.guard")
 
@@ -214,14 +214,15 @@ def unpickler(
 
             :raises GuardError: the policy does not permit it.
             """
+            rrefs: dict[Any, Any] = {}
             try:
                 if self._caller is None:
-                    return decisions.result(self._data)
-                return decisions.call(self._data, self._caller)
+                    return decisions.result(self._data, rrefs)
+                return decisions.call(self._data, self._caller, rrefs)
             except GuardError:
                 if enforces:
                     raise
-            return loads(self._data)
+            return AgainUnpickler(self._data, rrefs).load()
 
     def guarded(file: Any) -> Any:
         data = file.getvalue()

@@ -217,12 +217,14 @@ class Names:
             name: resolve(name) for name in types if not name.startswith(f"{names.INTERNAL}:")
         }
         receivers = receivers or torch_internals.receivers()
+        #: Makes an RRef of what was sent for it.
+        self.receive_rref = PermittedFunction(
+            _checked_rref(receivers["_py_rref_receiver"]), self.made
+        )
+        receive_tensor = PermittedFunction(receivers["_tensor_receiver"], self.made)
         self._attributes: dict[tuple[str, str], Any] = {
-            (f"{names.INTERNAL}:_InternalRPCPickler", name): PermittedFunction(receive, self.made)
-            for name, receive in (
-                ("_tensor_receiver", receivers["_tensor_receiver"]),
-                ("_py_rref_receiver", _checked_rref(receivers["_py_rref_receiver"])),
-            )
+            (f"{names.INTERNAL}:_InternalRPCPickler", "_tensor_receiver"): receive_tensor,
+            (f"{names.INTERNAL}:_InternalRPCPickler", "_py_rref_receiver"): self.receive_rref,
         }
         scripts = f"{names.INTERNAL}:_InternalRPCPickler._script_module_receiver"
         if scripts in types:
@@ -281,10 +283,11 @@ def _checked_rref(receive: Callable[[Any], Any]) -> Callable[[Any], Any]:
 class _Unpickler(pickle.Unpickler):
     """Finds only permitted names."""
 
-    def __init__(self, data: bytes, known: Names) -> None:
+    def __init__(self, data: bytes, known: Names, rrefs: dict[Any, Any]) -> None:
         super().__init__(io.BytesIO(data))
         self._known = known
         self._by_name = known.by_name
+        self._rrefs = rrefs
         self.references: dict[str, Reference] = {}
 
     def find_class(self, module: str, name: str) -> Any:
@@ -303,7 +306,39 @@ class _Unpickler(pickle.Unpickler):
             self.references.pop(of.name, None)
         if type(value) is Reference:
             return self.references.setdefault(value.name, value)
+        if value is self._known.receive_rref:
+            return PermittedFunction(self._receive_rref, self._known.made)
         return value
+
+    def _receive_rref(self, data: Any) -> Any:
+        rref = self._rrefs[data] = self._known.receive_rref(data)
+        return rref
+
+
+class AgainUnpickler(pickle.Unpickler):
+    """Unpickles as pickle does what was unpickled before.
+
+    Torch counts the users of an RRef each time that it receives one.
+
+    :param rrefs: the RRefs that were received, by what was sent for them.
+    """
+
+    def __init__(self, data: bytes, rrefs: dict[Any, Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._rrefs = rrefs
+        self._receive = torch_internals.receivers()["_py_rref_receiver"]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what has this name."""
+        value = super().find_class(module, name)
+        return self._attribute if value is getattr else value
+
+    def _attribute(self, of: Any, name: str) -> Any:
+        value = getattr(of, name)
+        return self._received if value == self._receive else value
+
+    def _received(self, data: Any) -> Any:
+        return self._rrefs[data] if data in self._rrefs else self._receive(data)
 
 
 class Unpickled:
@@ -404,15 +439,16 @@ def name_of(value: Any) -> str | None:
     return None
 
 
-def unpickle(data: bytes, known: Names, problem: str) -> Unpickled:
+def unpickle(data: bytes, known: Names, problem: str, rrefs: dict[Any, Any]) -> Unpickled:
     """Unpickle a message.
 
     :param problem: what ``PickleLimits.problem`` has found wrong with it; empty for nothing.
+    :param rrefs: gets the RRefs that the message brings, by what was sent for them.
     :raises GuardError: there is a problem, or it calls what it may not.
     """
     if problem:
         raise GuardError(problem)
-    unpickler = _Unpickler(data, known)
+    unpickler = _Unpickler(data, known, rrefs)
     try:
         value = unpickler.load()
     except GuardError:
@@ -450,7 +486,7 @@ def never_permitted(data: bytes, named: Iterable[str]) -> str:
     receivers = {name: lambda _data: empty for name in torch_internals.receivers()}
     try:
         known = Names(tuple(named), with_call=True, receivers=receivers)
-        unpickled = unpickle(data, known, "")
+        unpickled = unpickle(data, known, "", {})
         parts = torch_internals.call_parts(unpickled.value)
         values = (unpickled.value,) if parts is None else (*parts[1], *parts[2].values())
         unpickled.place_all(values, lambda _name: empty)
