@@ -16,7 +16,7 @@ from torch.distributed import rpc
 from support import steps
 from support.command import wait_until
 from support.steps import AT_ONCE, Meeting, join_dynamic
-from support.workers import Done, Failure, WorkerContext, Workers
+from support.workers import Done, Failure, WorkerContext, Workers, suspend
 
 
 def everybody(*names: str) -> dict[str, str]:
@@ -498,6 +498,25 @@ def test_a_timeout_of_zero_means_never(url: str) -> None:
         assert_all_call_all(workers, "worker0", "worker1")
 
         workers.run(steps.leave)
+
+
+@pytest.mark.parametrize("rpc_timeout", [0, 3600])
+def test_a_suspended_member_holds_up_nobody_who_joins_or_leaves(url: str, rpc_timeout: int) -> None:
+    """However long calls may take: here a worker waits a second at most."""
+    with Workers(3) as workers:
+        workers[0].call(join_dynamic, url)
+        workers[1].call(join_impatiently, url, rpc_timeout)
+        suspend(workers[0].pid)
+        workers[2].call(join_impatiently, url, rpc_timeout)
+        workers[2].call(steps.leave)
+        workers[1].call(steps.leave)
+
+
+def join_impatiently(me: WorkerContext, url: str, rpc_timeout: int) -> None:
+    from rpc_backend_tensorpipe import dynamic_group
+
+    dynamic_group._LONGEST_WAIT = 1.0
+    join_dynamic(me, url, rpc_timeout=rpc_timeout)
 
 
 def test_a_call_to_a_worker_that_left_fails_at_once(url: str) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
-import math
 import selectors
 import socket
 import struct
@@ -47,9 +46,9 @@ def question(worker_id: int, key: bytes) -> bytes:
 def send_to_all(addresses: Sequence[Address], message: bytes, timeout: float) -> list[bool]:
     """Send a message to all addresses at the same time; return for each whether it was accepted.
 
-    :param timeout: seconds for the whole broadcast; 0 means no limit.
+    :param timeout: seconds for the whole broadcast.
     """
-    end = time.monotonic() + timeout if timeout else math.inf
+    end = time.monotonic() + timeout
     taken = [False] * len(addresses)
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
         for place, (host, port) in enumerate(addresses):
@@ -63,7 +62,7 @@ def send_to_all(addresses: Sequence[Address], message: bytes, timeout: float) ->
             left = end - time.monotonic()
             if left <= 0:
                 break
-            for ready, _ in selector.select(None if left == math.inf else left):
+            for ready, _ in selector.select(left):
                 delivery = ready.data
                 outcome = delivery.go_on()
                 if outcome is not None:

@@ -48,6 +48,9 @@ _ERRORS_SECONDS = 1.0
 _SEARCH_INTERVAL, _SEARCH_INTERVAL_PER_MEMBER = 1.0, 0.05
 #: Seconds for the search, and then for telling the other members of what it has found.
 _SEARCH_SECONDS = 1.0
+#: Seconds that a worker waits at most for members to acknowledge an update, and where calls have no limit
+#: also for its active calls when it leaves: a suspended member says nothing.
+_LONGEST_WAIT = 60.0
 #: Seconds that the members have to learn that a join was undone.
 _UNDOING_TIMEOUT = 5.0
 #: How long a leaving worker waits for the deletion of RRefs. Other workers may hold RRefs to values
@@ -102,7 +105,7 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
     def notify(self, state: State, *, timeout: float) -> list[Peer]:
         """Broadcast ``state`` to all its other members; return the members that did not acknowledge it.
 
-        :param timeout: seconds for the whole broadcast; 0 means no limit.
+        :param timeout: seconds for the whole broadcast, of which a minute counts; 0 means a minute.
         """
         self.apply(state)
         others = [
@@ -110,7 +113,8 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
         ]
         reached = [peer for peer in others if not peer.process_has_ended()]
         message = broadcast.sealed(dumps(state.to_json()).encode(), self.membership.key)
-        taken = broadcast.send_to_all([peer.listener for peer in reached], message, timeout)
+        seconds = min(timeout or _LONGEST_WAIT, _LONGEST_WAIT)
+        taken = broadcast.send_to_all([peer.listener for peer in reached], message, seconds)
         told = {peer.name for peer, answered in zip(reached, taken, strict=True) if answered}
         return [peer for peer in others if peer.name not in told]
 
@@ -150,9 +154,10 @@ class TensorPipeDynamicAgent(RankMappingMixin, SelfDescribingAgent, TensorPipeAg
     def leave_group(self, timeout: float = 0) -> None:
         """Leave the group: remove this worker from the list, tell the others, finish active calls.
 
-        :param timeout: seconds that the other members have to acknowledge; 0 means the RPC timeout.
+        :param timeout: seconds that the other members have to acknowledge, and then active calls to
+            end; 0 means the RPC timeout, or a minute if calls have no limit.
         """
-        limit = timeout or rpc.get_rpc_timeout()
+        limit = timeout or rpc.get_rpc_timeout() or _LONGEST_WAIT
         deleted = self._delete_rrefs()
         self.is_listed = False
         try:
