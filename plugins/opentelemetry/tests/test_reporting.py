@@ -13,6 +13,7 @@ from collector import Collector, Span
 from opentelemetry import trace
 from torch.distributed import autograd, rpc
 
+from rpc_backends_opentelemetry import sdk
 from support import steps
 from support.command import wait_until
 from support.workers import WorkerContext, Workers
@@ -266,6 +267,14 @@ def test_without_the_variable_nothing_is_loaded(tmp_path: Path) -> None:
     with Workers(1) as workers:
         loaded = workers[0].call(loaded_modules, f"file://{tmp_path}/store")
         assert loaded == ["rpc_backends_opentelemetry", "rpc_backends_opentelemetry.hooks"]
+
+
+def test_nobody_needs_an_exporter_for_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that exports metrics to Prometheus only has no exporter for OTLP."""
+    monkeypatch.setattr(sdk, "entry_points", lambda **_wanted: [])
+    assert sdk._exporters("logs") == []
+    with pytest.raises(sdk.SettingError, match="OTEL_METRICS_EXPORTER is not installed"):
+        sdk._exporters("metrics")
 
 
 def test_sampler_decides_for_whole_traces(tmp_path: Path) -> None:

@@ -75,10 +75,13 @@ def _configure(worker: str) -> None:
 def _exporters(signal: str) -> list[type[Any]]:
     """Return the classes of the exporters of ``traces``, ``metrics`` or ``logs``.
 
+    Logs are not asked for by those who choose an exporter of metrics, and have no other one by default.
+
     :raises SettingError: an exporter is not installed.
     """
     variable = f"OTEL_{signal.upper()}_EXPORTER"
-    names = [name.strip() for name in (os.environ.get(variable) or "otlp").split(",")]
+    default = "otlp" if signal != "logs" or any(map(_is_there, _OTLP.values())) else "none"
+    names = [name.strip() for name in (os.environ.get(variable) or default).split(",")]
     exporters = []
     for name in names:
         if name == "none":
