@@ -157,6 +157,19 @@ def test_a_closed_listener_leaves_no_thread_and_is_not_alive(host: str) -> None:
     assert not is_alive(member.address, QUESTION)
 
 
+def test_a_listener_survives_a_default_timeout_of_sockets() -> None:
+    socket.setdefaulttimeout(0.01)
+    try:
+        member = Member()
+        member.listener._thread.join(0.3)  # it ends if accept() times out
+        assert broadcast.send_to_all([member.address], broadcast.sealed(TEXT, KEY), 10) == [True]
+        assert is_alive(member.address, QUESTION)
+    finally:
+        socket.setdefaulttimeout(None)
+    member.listener.close()
+    assert member.accepted == [TEXT]
+
+
 def test_a_failed_acknowledgement_is_not_a_failed_update() -> None:
     accepted: list[bytes] = []
     ours, theirs = socket.socketpair()

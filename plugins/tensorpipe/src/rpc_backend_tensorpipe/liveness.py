@@ -58,6 +58,7 @@ class LivenessListener:
         host = match["host"] if match else "127.0.0.1"  # else shared memory, on one host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        self._socket.settimeout(None)  # the program may have called socket.setdefaulttimeout
         self.address: tuple[str, int] = (host, self._socket.getsockname()[1])
         self._read = read
         self._readers = threading.BoundedSemaphore(_READERS)
