@@ -15,7 +15,7 @@ import torch
 from torch.distributed import rpc
 
 import rpc_backends_faults as faults
-from rpc_backends_faults import watching
+from rpc_backends_faults import marks, watching
 from support import steps
 from support.workers import WorkerContext, Workers
 
@@ -491,7 +491,41 @@ def test_no_thread_and_no_open_file_is_left(url: str, rules: Path, tmp_path: Pat
         workers.run(steps.leave)
         left = workers[0].call(look_around, str(tmp_path / "log"))
 
-    assert left == {"threads": ["MainThread"], "log": False}
+    assert left == {"threads": ["MainThread"], "log": False, "listeners": 0}
+
+
+def test_a_failed_start_leaves_nothing(url: str, rules: Path, tmp_path: Path) -> None:
+    """A hook that runs after that of the faults refuses the agent."""
+    log = tmp_path / "log"
+    env = {
+        "RPC_BACKENDS_FAULTS": str(rules),
+        "RPC_BACKENDS_FAULTS_LOG": str(log),
+        "RPC_BACKENDS_OTEL": "maybe",
+    }
+    with Workers(1, env=env) as workers:
+        [error] = workers.errors(steps.join, url)
+        left = workers[0].call(look_around, str(log))
+        [counting] = workers.errors(count)
+    last_line = (log / "worker0.jsonl").read_text().splitlines()[-1]
+
+    assert "RPC_BACKENDS_OTEL is 'maybe'" in error.text
+    assert left == {"threads": ["MainThread"], "log": False, "listeners": 0}
+    assert counting.kinds[0] == "NotWrappedError"
+    assert json.loads(last_line)["event"] == "end of log"
+
+
+def test_a_log_that_cannot_be_opened_leaves_nothing(url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with Workers(1, env={"RPC_BACKENDS_FAULTS_LOG": str(tmp_path / "file")}) as workers:
+        [error] = workers.errors(steps.join, url)
+        left = workers[0].call(look_around, str(tmp_path / "file"))
+
+    assert "the event log cannot be written" in error.text
+    assert left == {"threads": ["MainThread"], "log": False, "listeners": 0}
+
+
+def count(me: WorkerContext) -> dict[str, int]:
+    return faults.counts()
 
 
 def hold_some(me: WorkerContext) -> None:
@@ -501,13 +535,14 @@ def hold_some(me: WorkerContext) -> None:
 
 
 def look_around(me: WorkerContext, log: str) -> dict[str, Any]:
-    """Return the Python threads, and whether the log is open."""
+    """Return the Python threads, whether the log is open, and how many engines marks are told to."""
     files = [
         str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()
     ]
     return {
         "threads": [thread.name for thread in threading.enumerate()],
         "log": any(file.startswith(log) for file in files),
+        "listeners": len(marks._listeners),
     }
 
 

@@ -16,6 +16,20 @@ _VARIABLES = "RPC_BACKENDS_FAULTS"
 
 
 @hookimpl(wrapper=True)
+def rpc_backends_start() -> Generator[None, Any, Any]:
+    """Stop fault injection in front of an agent that could not start."""
+    try:
+        return (yield)
+    except BaseException:
+        # A hook that refuses the agent after this package's drops it without a shutdown.
+        if f"{__package__}.start" in sys.modules:
+            from rpc_backends_faults import live
+
+            live.close_engines()
+        raise
+
+
+@hookimpl(wrapper=True)
 def rpc_backends_init_backend(kwargs: dict[str, Any]) -> Generator[None, Any, Any]:
     """Read fault rules from the backend's options, for the agent that this call makes."""
     carried = getattr(kwargs.get("rpc_backend_options"), "fault_rules", None)

@@ -25,6 +25,12 @@ def set_current(engine: Engine) -> None:
     engine.at_close(lambda: _current.remove(engine))
 
 
+def close_engines() -> None:
+    """Stop the engines of agents that could not start; those of other agents have stopped."""
+    for engine in [*_current]:
+        engine.close()
+
+
 def engine() -> Engine:
     """Return the engine of this worker.
 

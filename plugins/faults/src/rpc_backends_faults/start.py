@@ -44,28 +44,32 @@ def wrap(agent: Any, backend: str | None, want: Wanted) -> Any:
     else:
         _refuse_beside(want, recording)
         engine = Engine(pipeline, worker, Wanted(), recording)
-    if want.log is not None:
-        path = _open_log(pipeline, want.log, worker)
-        logger.info("the event log of RPC worker %r is %s", worker, path)
-        engine.log(
-            "start",
-            format=FORMAT,
-            worker=worker,
-            backend=backend,
-            workers=names or [],
-            pid=os.getpid(),
-            process=_process(os.getpid()),
-            torch=torch.__version__,
-            seed=engine.seed,
-            rules=recording.rules if recording is not None else engine.native_rules(),
-            replay=str(want.replay) if want.replay is not None else None,
-            time=time.time(),
-        )
-        _check_written(pipeline, path)
-    if want.file is not None and recording is None:
-        watcher = Watcher(want.file, engine, lambda rules: _check_file(rules, names), want.seen)
-        engine.at_close(watcher.close)
-    front = intercept(agent, pipeline, name="faults", order=ORDER, at_shutdown=engine.close)
+    try:
+        if want.log is not None:
+            path = _open_log(pipeline, want.log, worker)
+            logger.info("the event log of RPC worker %r is %s", worker, path)
+            engine.log(
+                "start",
+                format=FORMAT,
+                worker=worker,
+                backend=backend,
+                workers=names or [],
+                pid=os.getpid(),
+                process=_process(os.getpid()),
+                torch=torch.__version__,
+                seed=engine.seed,
+                rules=recording.rules if recording is not None else engine.native_rules(),
+                replay=str(want.replay) if want.replay is not None else None,
+                time=time.time(),
+            )
+            _check_written(pipeline, path)
+        if want.file is not None and recording is None:
+            watcher = Watcher(want.file, engine, lambda rules: _check_file(rules, names), want.seen)
+            engine.at_close(watcher.close)
+        front = intercept(agent, pipeline, name="faults", order=ORDER, at_shutdown=engine.close)
+    except BaseException:
+        engine.close()
+        raise
     live.set_current(engine)
     return front
 
