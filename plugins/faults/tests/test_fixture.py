@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def test_errors_and_crashes_are_outcomes(rpc_faults: Runner) -> None:
     assert failed[1].error.startswith("RuntimeError: RPCErr:2:Send attempt failed intentionally")
     assert (crashed[1].status, crashed[1].result, crashed[1].error) == (3, None, None)
     assert crashed[0].result == 0.0
+
+
+def crash_with_empty_log(me: WorkerContext) -> None:
+    """End this process as if it had been killed before it wrote the first line of its log."""
+    if me.index == 1:
+        Path(os.environ["RPC_BACKENDS_FAULTS_LOG"], f"{me.name}.jsonl").write_text("")
+        os._exit(3)
+
+
+def test_a_worker_with_an_empty_log_has_an_outcome(rpc_faults: Runner) -> None:
+    outcomes = rpc_faults(crash_with_empty_log)
+
+    assert [outcome.status for outcome in outcomes] == [None, 3]
+    assert [outcome.log == [] for outcome in outcomes] == [False, True]
 
 
 def test_rules_can_be_a_file_and_a_run_can_be_replayed(rpc_faults: Runner, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rpc_backends_faults import replay
+from rpc_backends_faults.rules import RuleError
 from rpc_backends_processes import (
     Done,
     Failure,
@@ -212,8 +213,16 @@ class Runner:
             output=worker.output,
             through=isinstance(end, Done),
             traceback=end.trace if isinstance(end, Failure) else "",
-            log=[event for _, event in replay.events(log)] if log.exists() else [],
+            log=_events(log),
         )
+
+
+def _events(log: Path) -> list[dict[str, Any]]:
+    """Return the events of a log; none if there is no log, or a killed worker has left an empty one."""
+    try:
+        return [event for _, event in replay.events(log)] if log.exists() else []
+    except RuleError:
+        return []  # the outcome of the worker says more
 
 
 def _checked(
