@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import hashlib
 import json
 import os
@@ -34,6 +35,8 @@ VERSION = 1
 #: Of a package's metadata, only these files decide what is loaded; others differ between installers.
 _METADATA = ("METADATA", "entry_points.txt")
 _SUFFIXES = tuple(all_suffixes())
+#: Errors of a file that can only be written in place.
+_STAYS = frozenset({errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS})
 #: The most differences that an error shows.
 _SHOWN = 10
 
@@ -94,23 +97,41 @@ def installed() -> list[Package]:
 def write(path: Path, packages: Iterable[Package]) -> None:
     """Write a lock file, or replace it at once: a worker that starts now reads the former one.
 
-    :raises LockError: it cannot be written; a former file is as it was.
+    A file that cannot be replaced is written in place: a mounted one, or one in a folder in which this
+    process may not write.
+
+    :raises LockError: it cannot be written; a former file that was not written in place is as it was.
     """
     document = {"version": VERSION, "packages": [asdict(package) for package in packages]}
+    text = json.dumps(document, indent=2) + "\n"
     file = path.resolve()  # a link stays one
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         try:
-            temporary.write_text(json.dumps(document, indent=2) + "\n")
-            temporary.replace(file)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+            _replace(file, text)
+        except OSError as error:
+            if error.errno not in _STAYS or not file.is_file():
+                raise
+            file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise LockError(
             f"the lock file {path} cannot be written: {error.strerror}. Name a file in a folder that "
             "exists, in which you may write."
         ) from error
+
+
+def _replace(file: Path, text: str) -> None:
+    """Put a new file in the place of a former one, of which it gets the owner and the mode."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        if file.exists():
+            former = file.stat()
+            os.chown(temporary, former.st_uid, former.st_gid)
+            temporary.chmod(stat.S_IMODE(former.st_mode))
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> list[Package]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +72,64 @@ def test_a_lock_that_cannot_be_written_keeps_the_former_one(
     file = tmp_path / "lock"
     _lock.write(file, [_lock.Package(**PACKAGE)])  # type: ignore[arg-type]
 
-    def fail(path: Path, _text: str) -> None:
+    def fail(path: Path, _text: str, **_more: str) -> None:
         path.touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", fail)
     with pytest.raises(LockError, match=r"cannot be written: .*No space left on device"):
         _lock.write(file, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert _lock.read(file) == [_lock.Package(**PACKAGE)]  # type: ignore[arg-type]
+
+
+def test_a_written_lock_keeps_its_mode(tmp_path: Path) -> None:
+    """Workers of other users read it, whatever the umask of the one who writes it."""
+    file = tmp_path / "lock"
+    _lock.write(file, [])
+    file.chmod(0o644)
+    before = os.umask(0o077)
+    try:
+        _lock.write(file, [_lock.Package(**PACKAGE)])  # type: ignore[arg-type]
+    finally:
+        os.umask(before)
+
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert _lock.read(file) == [_lock.Package(**PACKAGE)]  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_written_lock_keeps_its_owner(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    _lock.write(file, [])
+    os.chown(file, 1234, 1235)
+    _lock.write(file, [_lock.Package(**PACKAGE)])  # type: ignore[arg-type]
+
+    assert (file.stat().st_uid, file.stat().st_gid) == (1234, 1235)
+
+
+@pytest.mark.parametrize(
+    ("function", "number"),
+    [("replace", errno.EBUSY), ("chmod", errno.EPERM), ("write_text", errno.EROFS)],
+    ids=["a mounted file", "a file of another user", "a folder that is read-only"],
+)
+def test_a_lock_that_cannot_be_replaced_is_written_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, number: int
+) -> None:
+    file = tmp_path / "lock"
+    _lock.write(file, [])
+    inode = file.stat().st_ino
+    original = getattr(Path, function)
+
+    def fail(path: Path, *args: Any, **more: Any) -> Any:
+        if path != file:
+            raise OSError(number, os.strerror(number))
+        return original(path, *args, **more)
+
+    monkeypatch.setattr(Path, function, fail)
+    _lock.write(file, [_lock.Package(**PACKAGE)])  # type: ignore[arg-type]
+
+    assert file.stat().st_ino == inode
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
     assert _lock.read(file) == [_lock.Package(**PACKAGE)]  # type: ignore[arg-type]
 
