@@ -22,7 +22,7 @@ from rpc_backends_inspect import causes, groups, peers
 from rpc_backends_inspect import workers as inspected
 from support import steps
 from support.command import wait_until
-from support.workers import WorkerContext, Workers, suspend
+from support.workers import WorkerContext, WorkerError, Workers, suspend
 
 LIMIT = 60.0
 _EVENT = threading.Event()
@@ -275,3 +275,28 @@ def test_a_slow_store_for_dumps_does_not_refuse_other_requests(
     peers.Peers(group).publish("worker0")
     assert group.access.ask(lambda store: store.add("key", 1)) == 1
     store.may_answer.set()
+
+
+def dumps_at_end(value: str, tmp_path: Path, folder: Path) -> int:
+    """Return how many dumps a worker writes at its end."""
+    env = {
+        "RPC_BACKENDS_RECORDER": "on",
+        "RPC_BACKENDS_DUMP": str(folder),
+        "RPC_BACKENDS_DUMP_AT_END": value,
+    }
+    with Workers(1, env=env) as workers:
+        workers.run(steps.join, f"file://{tmp_path}/store", backend="TENSORPIPE")
+        workers.run(steps.leave)
+    return len(list(folder.glob("*.json")))
+
+
+@pytest.mark.parametrize(("value", "dumps"), [("yes", 1), ("ON", 1), ("0", 0)])
+def test_a_yes_makes_a_worker_write_a_dump_at_its_end(
+    tmp_path: Path, folder: Path, value: str, dumps: int
+) -> None:
+    assert dumps_at_end(value, tmp_path, folder) == dumps
+
+
+def test_an_invalid_yes_or_no_fails_the_start(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(WorkerError, match="RPC_BACKENDS_DUMP_AT_END='maybe' is neither true nor"):
+        dumps_at_end("maybe", tmp_path, folder)

@@ -7,7 +7,14 @@ from collections.abc import Generator
 from logging import getLogger
 from typing import Any
 
-from rpc_backends_core.spi import RefusedError, StoreError, current_session, hookimpl
+from rpc_backends_core.spi import (
+    RefusedError,
+    SettingError,
+    StoreError,
+    current_session,
+    hookimpl,
+    parse_boolean,
+)
 
 #: The version of rpc_backends_core.spi that this package was written for.
 spi_version = (1, 1)
@@ -19,7 +26,7 @@ _LIMIT = "RPC_BACKENDS_DUMP_SHUTDOWN_AFTER"
 VARIABLES = {
     _VARIABLE: "off, on, or the number of ended calls that each worker keeps",
     _DUMPS: "the folder where a worker writes its state when a call fails or shutdown takes long",
-    _AT_END: "on: a worker writes its state when it stops",
+    _AT_END: "whether a worker writes its state when it stops",
     _LIMIT: "seconds in shutdown after which a worker writes its state",
 }
 #: The number of ended calls that a worker keeps unless the variable sets another number.
@@ -78,7 +85,7 @@ def rpc_backends_agent(backend: str | None, resolved: Any) -> Generator[None, An
         Dumps(
             folder=os.environ.get(_DUMPS, ""),
             shutdown_limit=_limit(os.environ.get(_LIMIT, "")),
-            at_end=os.environ.get(_AT_END, "") == "on",
+            at_end=_is_on(_AT_END, os.environ.get(_AT_END, "").strip()),
         ),
     )
 
@@ -115,6 +122,13 @@ def _limit(value: str) -> float:
             f"{_LIMIT} is {value!r}; it must be a number of seconds above 0 and at most 1000000"
         )
     return seconds
+
+
+def _is_on(variable: str, value: str) -> bool:
+    try:
+        return value != "" and parse_boolean(variable, value)
+    except SettingError as error:
+        raise RefusedError(str(error)) from None
 
 
 def _calls(value: str) -> int:
