@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,15 +251,28 @@ def test_the_likely_reason_is_about_the_call_that_failed(tmp_path: Path, folder:
 
 
 class SlowStore(dist.HashStore):
-    """A store that does not answer one request until it is told to."""
+    """A store that does not answer some requests until it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.may_answer = threading.Event()
+        self.checks = 0
 
     def set(self, key: str, value: str) -> None:
         assert self.may_answer.wait(60)
         super().set(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        self.checks += 1
+        assert self.may_answer.wait(60)
+        return super().check(keys)
+
+
+class GroupOnStore:
+    """The parts of a group that dumps use."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.store, self.access = store, StoreAccess(store)
 
 
 def test_a_slow_store_for_dumps_does_not_refuse_other_requests(
@@ -267,14 +281,35 @@ def test_a_slow_store_for_dumps_does_not_refuse_other_requests(
     monkeypatch.setattr(peers, "_STORE", 0.01)
     store = SlowStore()
 
-    class AGroup:
-        def __init__(self) -> None:
-            self.store, self.access = store, StoreAccess(store)
-
-    group: Any = AGroup()
+    group: Any = GroupOnStore(store)
     peers.Peers(group).publish("worker0")
     assert group.access.ask(lambda store: store.add("key", 1)) == 1
     store.may_answer.set()
+
+
+def test_explanations_ask_a_store_that_hangs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request to a store that does not answer costs a thread."""
+    monkeypatch.setattr(peers, "_STORE", 0.01)
+    store = SlowStore()
+    group: Any = GroupOnStore(store)
+    members = peers.Peers(group)
+    inspected_group = groups.InspectedGroup("key", "", "", ("worker0", "worker1"), ())
+    for _ in range(3):
+        assert members.lost(inspected_group) == []
+    store.may_answer.set()
+
+    assert store.checks == 1
+
+
+def test_dumps_do_not_keep_the_store_of_a_group() -> None:
+    store = dist.HashStore()
+    group: Any = GroupOnStore(store)
+    members = peers.Peers(group)
+    members.publish("worker0")
+    is_open = weakref.ref(store)
+    del group, store
+
+    assert is_open() is None
 
 
 def dumps_at_end(value: str, tmp_path: Path, folder: Path) -> int:

@@ -38,8 +38,10 @@ class Peers:
     """
 
     def __init__(self, group: Group | None) -> None:
+        # Not the group's: a request that is late refuses further ones, and would refuse the group's.
+        self._access = StoreAccess(group.store) if group is not None else None
         # The store must not stay open for as long as torch keeps the agent.
-        self._group = weakref.ref(group) if group is not None else _none
+        self._group = weakref.ref(group, self._let_go) if group is not None else None
 
     @classmethod
     def of_this_group(cls) -> Peers:
@@ -49,12 +51,12 @@ class Peers:
 
     def publish(self, worker: str) -> None:
         """Let other members find this process."""
-        if (group := self._group()) is not None:
+        if (access := self._access) is not None:
             where = json.dumps(
                 {"host": socket.gethostname(), "space": _space(), "pid": os.getpid()}
             )
             try:
-                _access(group).ask(lambda store: store.set(_KEY.format(worker), where), _STORE)
+                access.ask(lambda store: store.set(_KEY.format(worker), where), _STORE)
             except StoreError as error:
                 _log.debug("dumps of other workers cannot name this process: %s", error)
 
@@ -62,9 +64,9 @@ class Peers:
         """Return the members of this host whose processes have ended or cannot answer."""
         present = {state.worker for state in group.states}
         absent = [name for name in group.members if name not in present][:_MOST]
-        if not absent or (of_group := self._group()) is None:
+        access = self._access
+        if not absent or access is None:
             return []
-        access = _access(of_group)
         pids = {name: pid for name in absent if (pid := _pid(access, name))}
         fates = processes.fates(pids.values(), _END)
         return [
@@ -73,14 +75,8 @@ class Peers:
             if fates[pid]
         ]
 
-
-def _none() -> None:
-    return None
-
-
-def _access(group: Group) -> StoreAccess:
-    """Return an access of its own: with the group's, a request that is late would refuse the group's."""
-    return StoreAccess(group.store)
+    def _let_go(self, _group: object) -> None:
+        self._access = None
 
 
 def _pid(access: StoreAccess, worker: str) -> int:
