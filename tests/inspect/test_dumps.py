@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
+import json
 import os
 import re
 import signal
@@ -310,6 +312,32 @@ def test_dumps_do_not_keep_the_store_of_a_group() -> None:
     del group, store
 
     assert is_open() is None
+
+
+def test_a_full_disk_leaves_no_part_of_a_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = tmp_path / "worker0-1.json"
+    dump.write_text("{}")
+
+    def fail(path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full_disk, pytest.raises(OSError, match="No space left"):
+        full_disk.setattr(Path, "write_text", fail)
+        inspected.add_likely_reason(dump, "the disk is full")
+    assert list(tmp_path.iterdir()) == [dump]
+
+
+def test_a_part_of_an_earlier_dump_is_replaced(tmp_path: Path) -> None:
+    """The process was killed while it wrote, and the number of the dump comes round again."""
+    dump = tmp_path / "worker0-1.json"
+    dump.write_text("{}")
+    dump.with_suffix(".part").write_text('{"likely')
+    inspected.add_likely_reason(dump, "it is busy")
+
+    assert json.loads(dump.read_text()) == {"likely_reason": "it is busy"}
+    assert list(tmp_path.iterdir()) == [dump]
 
 
 def dumps_at_end(value: str, tmp_path: Path, folder: Path) -> int:

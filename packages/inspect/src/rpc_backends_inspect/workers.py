@@ -163,9 +163,14 @@ def add_likely_reason(path: Path, text: str) -> None:
     """
     document = json.loads(path.read_text()) | {"likely_reason": text}
     partial = path.with_suffix(".part")
-    partial.touch(mode=0o600, exist_ok=False)
-    partial.write_text(json.dumps(document))
-    partial.replace(path)
+    partial.unlink(missing_ok=True)  # of a process that was killed while it wrote
+    try:
+        partial.touch(mode=0o600, exist_ok=False)
+        partial.write_text(json.dumps(document))
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def parse_state(document: Any) -> WorkerState:
