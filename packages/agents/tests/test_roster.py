@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from rpc_backends_agents import roster
 from rpc_backends_agents.member_records import Peer
 from rpc_backends_agents.roster import Roster
 from rpc_backends_core.spi import StoreError, processes
@@ -314,3 +317,25 @@ def test_an_exception_in_a_callback_does_not_hide_later_changes(store: Any) -> N
     a.roster._on_join = lambda peer: a.seen.append(("in", peer.name))
     View(store, "c", 2).join()
     assert ("in", "c") in a.changes()
+
+
+def test_a_loss_is_reported_while_the_member_is_removed(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread sees that the process of the lost member has ended."""
+    monkeypatch.setattr(roster, "STORE_TIMEOUT", 0.05)  # how long that thread waits for this one
+    a, b = View(store, "a", 0).join(), View(store, "b", 1).join()
+    a.roster.refresh()
+    a.ended = {"b"}
+
+    class Members(set[int]):
+        def __iter__(self) -> Iterator[int]:
+            for number in [*super().__iter__()]:
+                if threading.current_thread() is threading.main_thread():
+                    remover = threading.Thread(target=a.roster.remove_ended)
+                    remover.start()
+                    remover.join()
+                yield number
+
+    a.roster._joined = Members(a.roster._joined)
+    a.roster.report_loss(b.rank)

@@ -246,7 +246,10 @@ class Roster:
     def report_loss(self, worker_id: int) -> None:
         """Record that this worker has lost a member, so that the others look after it. Never raises."""
         self.refresh()
-        numbers = [number for number in self._joined if self._peers[number].worker_id == worker_id]
+        with self._changing:  # another thread may remove the member
+            numbers = [
+                number for number in self._joined if self._peers[number].worker_id == worker_id
+            ]
         try:
             for number in numbers:
                 count = self._reports.get(number, 0)
