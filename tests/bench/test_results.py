@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from bench.kit import OURS, REFERENCE, made_up
+from rpc_backends_bench import command
 from rpc_backends_bench.results import FormatError, Problem, Results
+from rpc_backends_bench.writing import write
 
 
 def test_results_survive_a_round_trip_through_json(tmp_path: Path) -> None:
@@ -52,3 +56,29 @@ def test_other_files_are_refused_with_their_name(tmp_path: Path, text: str, expe
         Results.read(tmp_path / "old.json")
 
     assert str(tmp_path / "old.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(("option", "shown"), [((), "no-op in Python"), (("--json",), '"rows": [')])
+def test_results_are_shown_if_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...], shown: str
+) -> None:
+    monkeypatch.setattr(command, "_subjects", lambda *_: [])
+    monkeypatch.setattr(command, "measure_plan", lambda *_, **__: (made_up(), False))
+    for name in command._ENVIRON:
+        monkeypatch.setenv(name, "")
+    (tmp_path / "results.json").symlink_to("/dev/full")
+    ended = CliRunner().invoke(command.command, ["TENSORPIPE", "--out", str(tmp_path), *option])
+
+    assert ended.exit_code == 1
+    assert shown in ended.output
+    assert f"the files of the run cannot be written to {tmp_path}: " in ended.output
+    assert "No space left on device" in ended.output
+
+
+def test_the_page_is_in_utf_8_whatever_the_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, _level=2: encoding or "ascii")
+    write(made_up(), None, tmp_path)
+
+    assert not (tmp_path / "index.html").read_text(encoding="utf-8").isascii()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from rpc_backends_testing import badge, command
 from rpc_backends_testing.recording import summary, verdict
@@ -362,3 +364,20 @@ def test_a_conforming_page_has_no_empty_parts() -> None:
     assert page.texts("title") == ["PIGEON conforms"]
     assert page.texts("h2") == ["Chapters", "Requirements"]
     assert [text for text in page.texts("th") if text in list(Outcome)] == ["passed", "failed"]
+
+
+@pytest.mark.parametrize("option", ["--report", "--badge"])
+def test_a_report_is_shown_if_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    made = report(result("calls.x"))
+    monkeypatch.setattr(command, "_run", lambda *_: (made.to_json(), 0))
+    (tmp_path / "full.json").symlink_to("/dev/full")
+    for more in ((), ("--json",)):
+        arguments = ["PIGEON", option, str(tmp_path / "full.json"), *more]
+        ended = CliRunner().invoke(command.command, arguments)
+
+        assert ended.exit_code == 1
+        assert "PIGEON" in ended.output
+        assert "Error: the report cannot be written: " in ended.output
+        assert "No space left on device" in ended.output

@@ -157,12 +157,14 @@ def command(
         subjects = _subjects(names, reference, file, _peers(peers), timeout)
     results, interrupted = measure_plan(plan, subjects, awake=awake, quiet=as_json)
     comparison = None if old is None else compare(old, results)
-    written = _write(results, comparison, out)
+    written, failure = _write(results, comparison, out)
     if as_json:
         more = {} if comparison is None else {"comparison": comparison.to_json()}
         print_json({**results.to_json(), **more})
     else:
         _show(results, comparison, written)
+    if failure is not None:
+        raise Failure(f"the files of the run cannot be written to {out}: {failure}") from failure
     if interrupted:
         sys.exit(_INTERRUPTED)
     sys.exit(1 if results.problems else 0)
@@ -331,12 +333,18 @@ def _supports_dynamic_groups(subject: Subject) -> bool:
     return Capability.DYNAMIC_GROUPS in default_registry().backend(subject.name).capabilities
 
 
-def _write(results: Results, comparison: Comparison | None, out: Path | None) -> list[Path]:
+def _write(
+    results: Results, comparison: Comparison | None, out: Path | None
+) -> tuple[list[Path], OSError | None]:
+    """Write the files; return them, or an error to raise when the results have been shown."""
     if out is None:
-        return []
+        return [], None
     from rpc_backends_bench.writing import write
 
-    return write(results, comparison, out)
+    try:
+        return write(results, comparison, out), None
+    except OSError as error:
+        return [], error
 
 
 def _show(results: Results, comparison: Comparison | None, written: list[Path]) -> None:

@@ -227,7 +227,7 @@ class Results:
         :raises FormatError: the file cannot be read, or holds something else.
         """
         try:
-            return cls.from_json(json.loads(file.read_text()))
+            return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise FormatError(f"{file} cannot be read: {error}") from error
         except FormatError as error:

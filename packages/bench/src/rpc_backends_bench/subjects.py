@@ -71,7 +71,7 @@ def read(file: Path) -> list[Subject]:
     :raises SubjectError: the file cannot be read, or has something outside of tables.
     """
     try:
-        tables = tomllib.loads(file.read_text())
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SubjectError(f"{file} cannot be read: {error}") from error
     subjects = []

@@ -16,10 +16,10 @@ def write(results: Results, comparison: Comparison | None, folder: Path) -> list
     The results are written first, so that an error in the rest does not lose them.
     """
     written = [folder / "results.json"]
-    written[0].write_text(json.dumps(results.to_json(), indent=1) + "\n")
+    written[0].write_text(json.dumps(results.to_json(), indent=1) + "\n", encoding="utf-8")
     pictures = [plots.draw(plot, results) for plot in plots.available(results)]
     written.append(folder / "index.html")
-    written[1].write_text(page.render(results, comparison, pictures))
+    written[1].write_text(page.render(results, comparison, pictures), encoding="utf-8")
     for picture in pictures:
         file = folder / f"{picture.plot.name}.png"
         file.write_bytes(picture.png)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rpc_backends_testing as testing
-from rpc_backends_cli import Failure, console, debug_option, json_option
+from rpc_backends_cli import Failure, console, debug_option, json_option, print_json
 from rpc_backends_processes import Done, News, Template, WorkerError, Workers, exit_on_signals
 from rpc_backends_processes import Failure as StepFailed
 from rpc_backends_testing import badge as badges
@@ -348,11 +348,13 @@ def command(
         )
         data, interrupted = _run(name, pytest_arguments, folder, RunDisplay(name, quiet=as_json))
         report = _report(data)
-        written = _publish(report, file, badge)
+        written, failure = _publish(report, file, badge)
     if as_json:
-        click.echo(json.dumps(data, indent=2))
+        print_json(data)
     else:
         render(report, written, console())
+    if failure is not None:
+        raise Failure(f"the report cannot be written: {failure}") from failure
     sys.exit(interrupted or _status(report, strict=strict))
 
 
@@ -368,12 +370,18 @@ def _report(data: dict[str, Any]) -> Report:
     return Report.from_json(data)
 
 
-def _publish(report: Report, file: Path | None, badge: Path | None) -> tuple[Path, ...]:
+def _publish(
+    report: Report, file: Path | None, badge: Path | None
+) -> tuple[tuple[Path, ...], OSError | None]:
+    """Write the files; return them, and an error to raise when the report has been shown."""
     written: list[Path] = []
-    if file is not None:
-        from rpc_backends_testing.recording import write
+    try:
+        if file is not None:
+            from rpc_backends_testing.recording import write
 
-        written += write(report, file)
-    if badge is not None:
-        written.append(badges.write(report, badge))
-    return tuple(written)
+            written += write(report, file)
+        if badge is not None:
+            written.append(badges.write(report, badge))
+    except OSError as error:
+        return tuple(written), error
+    return tuple(written), None
