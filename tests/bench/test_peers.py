@@ -16,6 +16,7 @@ import pytest
 
 from rpc_backends_bench import peers
 from rpc_backends_bench.accounting import descendants
+from support.children import process_name
 from support.command import Command
 
 #: A small `ray` module with the actors that the bench uses, made of a process and two pipes.
@@ -192,6 +193,8 @@ def test_descendants_are_children_and_theirs() -> None:
 
         assert set(descendants(shell.pid)) == {child, grandchild}
         assert grandchild in descendants(os.getpid())
+        with process_name(b"f\xc3"):
+            assert grandchild in descendants(os.getpid())
 
 
 def test_peers_are_imported_only_when_measured() -> None:

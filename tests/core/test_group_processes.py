@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rpc_backends_core._group.processes import has_ended, is_local, this_process
+from support.children import process_name
 
 
 def test_a_process_has_ended_when_it_was_killed_or_its_id_has_another_process() -> None:
@@ -27,6 +28,12 @@ def test_a_process_has_ended_when_it_was_killed_or_its_id_has_another_process() 
         assert has_ended(process)  # it is a zombie
         child.wait()
         assert has_ended(process)
+
+
+def test_the_name_of_a_process_may_have_any_bytes() -> None:
+    """The system cuts a name after 15 bytes, which may be in a character."""
+    with process_name(b"f\xc3"):
+        assert not has_ended(this_process())
 
 
 def test_a_process_of_another_host_is_not_local() -> None:

@@ -23,6 +23,7 @@ from rpc_backends_inspect.groups import grouped
 from rpc_backends_inspect.sockets import key_of_address
 from rpc_backends_inspect.workers import Call, Start, WorkerState
 from support import steps
+from support.children import process_name
 from support.command import wait_until
 from support.workers import WorkerContext, Workers, suspend
 
@@ -103,6 +104,11 @@ def test_a_killed_process_has_its_signal() -> None:
         process.kill()
         wait_until(lambda: processes.fate(process.pid) == "was killed by SIGKILL")
     assert processes.fate(process.pid) == "has ended"
+
+
+def test_the_name_of_a_process_may_have_any_bytes() -> None:
+    with process_name(b"f\xc3"):
+        assert processes.fate(os.getpid()) == ""
 
 
 # --- real workers -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from rpc_backends_agents.engine import canonical, secret
 from rpc_backends_agents.engine.errors import PublicationError
 from rpc_backends_agents.engine.host import Host
 from rpc_backends_agents.engine.secret import Secret
+from support.children import process_name
 
 MINE = Publication(
     group="0123456789abcdef",
@@ -107,3 +109,8 @@ def test_a_connection_key_belongs_to_one_group_and_secret(a_secret: Secret) -> N
 def test_a_process_is_identified() -> None:
     assert this_process().pid > 0
     assert this_process() == this_process()
+
+
+def test_the_name_of_a_process_may_have_any_bytes() -> None:
+    with process_name(b"f\xc3"):
+        assert this_process().pid == os.getpid()

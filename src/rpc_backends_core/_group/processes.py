@@ -49,5 +49,5 @@ def has_ended(process: list[Any]) -> bool:
 def _state(pid: int) -> tuple[str, str]:
     """Return the state of a process, and when it started."""
     # after the name, which may have spaces and parentheses
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return fields[0], fields[19]

@@ -37,7 +37,7 @@ def descendants(pid: int) -> list[int]:
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # the process has ended
                 # The name in parentheses may contain any character, so split behind it.
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 children.setdefault(int(fields[1]), []).append(int(entry.name))
     pids, look = [], [pid]
     while look:
@@ -51,7 +51,7 @@ def own_memory() -> None:
     """Copy the memory pages that this fork shares with its parent, if the kernel supports it."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         addresses, rights, _, _, inode, *_ = line.split()
         if rights == "rw-p" and inode == "0":
             begin, end = (int(address, 16) for address in addresses.split("-"))

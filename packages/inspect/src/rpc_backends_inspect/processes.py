@@ -33,7 +33,7 @@ def fates(pids: Collection[int], seconds: float) -> dict[int, str]:
 
 def _fate(pid: int) -> str:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return "has ended"
     match fields[:1]:

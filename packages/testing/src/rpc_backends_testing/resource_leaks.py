@@ -95,7 +95,7 @@ def _used(process: Path) -> Iterator[str]:
     :param process: its folder in /proc.
     """
     with contextlib.suppress(OSError):  # the process has ended, or is another user's
-        for line in (process / "maps").read_text().splitlines():
+        for line in (process / "maps").read_text(errors="replace").splitlines():
             _, _, path = line.partition(str(SHARED_MEMORY))
             if path:
                 yield f"{SHARED_MEMORY}{path}"

@@ -34,7 +34,7 @@ class Process:
 def this_process() -> Process:
     """Return this process."""
     try:
-        stat = Path("/proc/self/stat").read_text()
+        stat = Path("/proc/self/stat").read_text(errors="replace")
         namespaces = [_namespace(kind) for kind in ("pid", "ipc", "user", "net")]
     except OSError:
         return Process(0, 0, "", "", "", "")

@@ -93,9 +93,10 @@ def thread_times(processes: Sequence[int]) -> Times:
             continue
         for thread in threads:
             with contextlib.suppress(OSError, ValueError):
-                if (thread / "comm").read_text().strip() == _POLLS:
+                if (thread / "comm").read_text(errors="replace").strip() == _POLLS:
                     continue
                 ran, waited, _ = map(int, (thread / "schedstat").read_text().split())
-                sleeps = (thread / "status").read_text().rpartition("\nvoluntary_ctxt_switches:")[2]
+                status = (thread / "status").read_text(errors="replace")
+                sleeps = status.rpartition("\nvoluntary_ctxt_switches:")[2]
                 times[pid, int(thread.name)] = (ran / 1e9, waited / 1e9, int(sleeps.split()[0]))
     return times
