@@ -15,8 +15,10 @@ namespace {
 // The time between two attempts to reach a lost peer. It doubles after each attempt.
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{5000};
-// The most endpoints that a greeting makes this worker open and close.
+// The most endpoints that a greeting makes this worker open and close. Over a network each takes a connection, and a
+// peer leaves endpoints here only if this worker was suspended, or refused its greetings.
 constexpr int kMostSkipped = 1000;
+constexpr int kMostSkippedInNetwork = 64;
 
 }  // namespace
 
@@ -72,17 +74,16 @@ void Opening::open_endpoint(Link& link, ucp_ep_h& endpoint) {
 }
 
 // UCX pairs the endpoints of two workers in the order in which each worker opens them. If the peer has given up some of
-// its own without an answer, the next one of this worker would belong to one that is closed, and UCX would wait for
-// ever for the answer to a large message. So this worker gives up as many.
+// its own without an answer, the next one of this worker would belong to one that is closed: in shared memory, UCX
+// would wait for ever for the answer to a large message, and over a network the connection would fail when it is used.
+// So this worker gives up as many.
 void Opening::skip_endpoints(Link& link, uint64_t theirs) {
-  for (int i = 0; i < kMostSkipped && link.opened + 1 < theirs; ++i) {
+  int most = kMostSkipped;
+  for (int i = 0; i < most && link.opened + 1 < theirs; ++i) {
     ucp_ep_h unused = nullptr;
     open_endpoint(link, unused);
-    const bool is_here = is_in_shared_memory(unused);
+    most = is_in_shared_memory(unused) ? kMostSkipped : kMostSkippedInNetwork;
     endpoints_.close(unused);
-    if (!is_here) {
-      return;  // over a network, UCX learns that the peer has closed its own
-    }
   }
 }
 
