@@ -6,10 +6,13 @@ import itertools
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,6 +233,32 @@ def test_a_transport_in_cpp_is_an_engine_on_the_kit() -> None:
     assert "bind_engine<" in engine
     assert "PyCapsule" not in engine
     assert "GuardedTransport" in texts["src/rpc_backend_x/transport.py"]
+
+
+def test_a_default_timeout_of_sockets_ends_no_connection() -> None:
+    texts = scaffold.files(X, scaffold.Variant(scaffold.Kind.PYTHON, dynamic_groups=True))
+    module: dict[str, Any] = {"__name__": "transport"}
+    exec(texts["src/rpc_backend_x/transport.py"], module)
+    socket.setdefaulttimeout(0.01)
+    try:
+        caller, callee = module["SocketTransport"](), module["SocketTransport"]()
+        caller.listen(0, "worker0", SimpleNamespace(lost=print, found=print))
+        callee_inbox: Queue[tuple[int, list[bytearray]]] = Queue()
+        address = callee.listen(
+            1, "worker1", SimpleNamespace(deliver=lambda *m: callee_inbox.put(m))
+        )
+        caller.learn(1, "worker1", address)
+        caller.send(1, [memoryview(b"call")], reply=False)
+        link = caller._links[1, False]
+        link.reader.join(0.3)  # it ends if recv() times out
+        still_there = link.reader.is_alive()
+    finally:
+        socket.setdefaulttimeout(None)
+    assert callee_inbox.get(timeout=10) == (0, [bytearray(b"call")])
+    caller.close(10)
+    callee.close(10)
+
+    assert still_there
 
 
 def test_the_repository_is_named_in_the_metadata() -> None:

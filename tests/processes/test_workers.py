@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rpc_backends_processes import Done, Ended, Failure, News
+from rpc_backends_processes import Done, Ended, Failure, News, Template
 from support.workers import WorkerContext, WorkerError, Workers, template
 from support.zeromq import eventually
 
@@ -257,6 +258,17 @@ def test_after_a_failure_the_others_have_a_grace_period() -> None:
         assert isinstance(failure, Failure)
         assert abs(time.monotonic() - failure.when) < 30
         assert sleeping is None
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
+def test_workers_start_despite_a_default_timeout_of_sockets(fresh: bool) -> None:
+    socket.setdefaulttimeout(0.05)
+    try:
+        with Template() as own, Workers(2, fresh=fresh, template=own) as workers:
+            assert workers.run(count) == [0, 1]
+            assert [worker.end() for worker in workers] == [0, 0]
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])

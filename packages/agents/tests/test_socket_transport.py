@@ -99,6 +99,23 @@ def test_forgetting_a_peer_closes_its_connections(pair: Any) -> None:
     assert not caller._links
 
 
+def test_a_transport_accepts_despite_a_default_timeout_of_sockets() -> None:
+    socket.setdefaulttimeout(0.01)
+    try:
+        caller, callee, inbox = SocketTransport(), SocketTransport(), Received()
+        caller.listen(0, "worker0", Received())  # type: ignore[arg-type]
+        address = callee.listen(1, "worker1", inbox)  # type: ignore[arg-type]
+        caller.learn(1, "worker1", address)
+        callee._acceptor.join(0.3)  # it ends if accept() times out
+        caller.send(1, [memoryview(b"call")], reply=False)
+
+        assert inbox.messages.get(timeout=5) == (0, [b"call"])
+    finally:
+        socket.setdefaulttimeout(None)
+    caller.close(TIME_LIMIT)
+    callee.close(TIME_LIMIT)
+
+
 def test_a_signal_during_a_message_is_harmless() -> None:
     here, there = socket.socketpair()
     main, piece, pieces = threading.get_ident(), b"p" * 1000, 300

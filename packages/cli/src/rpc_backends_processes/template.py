@@ -67,6 +67,17 @@ def launcher_environ(url: str) -> dict[str, str]:
     return {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": host, "MASTER_PORT": port}
 
 
+def blocking_pair(kind: int = socket.SOCK_STREAM) -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets, which block also if this process called `socket.setdefaulttimeout`.
+
+    Such a timeout would make them non-blocking, also in the process that inherits one of them.
+    """
+    pair = socket.socketpair(socket.AF_UNIX, kind)
+    for end in pair:
+        end.setblocking(True)
+    return pair
+
+
 class Template:
     """A template process and its settings: imports, environment and ``sys.path`` of the workers.
 
@@ -98,7 +109,7 @@ class Template:
 
     @functools.cached_property
     def _requests(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = blocking_pair(socket.SOCK_SEQPACKET)
         with theirs:
             fd = theirs.fileno()
             call = f"serve({fd}, {self._packages!r}, {self._preload!r}, {self._prepare!r})"

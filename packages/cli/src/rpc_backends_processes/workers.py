@@ -22,7 +22,6 @@ import pickle
 import re
 import select
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,7 +37,7 @@ from rpc_backends_processes.protocol import (
     Reference,
     WorkerContext,
 )
-from rpc_backends_processes.template import Template, default_template
+from rpc_backends_processes.template import Template, blocking_pair, default_template
 
 #: What a step reports: news, and its outcome.
 Report: TypeAlias = News | Done | Failure | Ended
@@ -200,7 +199,7 @@ class Worker:
         self.doing = ""
         #: What the previous step did last, as it reported.
         self.last_doing = ""
-        ours, theirs = socket.socketpair()
+        ours, theirs = blocking_pair()
         with theirs:
             start = workers.template.start_fresh if fresh else workers.template.fork
             self.pid, self._reap = start(theirs.fileno(), self._log.fileno(), env)

@@ -18,6 +18,7 @@ class SocketTransport(Transport):
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._listener = socket.create_server((host, 0))
+        self._listener.settimeout(None)  # the program may have called socket.setdefaulttimeout
         self._acceptor = Thread(target=self._accept, daemon=True)
         self._addresses: dict[int, tuple[str, int]] = {}
         self._links: dict[tuple[int, bool], tuple[socket.socket, Thread]] = {}  # peer, peer_calls
