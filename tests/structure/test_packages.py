@@ -79,8 +79,12 @@ TOOLS = {
     "rpc_backends_agents.engine.certificate_check": {"rpc_backends_cli"},
     "rpc_backends_agents.engine.secret_command": {"rpc_backends_cli"},
     "rpc_backends_faults.check": {"rpc_backends_cli"},
-    "rpc_backends_faults.command": {"rpc_backends_cli"},
-    "rpc_backends_faults.explore.command": {"rpc_backends_cli"},
+    "rpc_backends_faults.command": {"rpc_backends_cli", "rpc_backends_processes"},
+    **{
+        name: {"rpc_backends_cli", "rpc_backends_processes"}
+        for name in modules()
+        if name.startswith("rpc_backends_faults.explore.")
+    },
     "rpc_backends_faults.pytest_plugin": {"rpc_backends_testing"},
     "rpc_backends_guard.check": {"rpc_backends_cli"},
     "rpc_backends_guard.command": {"rpc_backends_cli"},

@@ -7,6 +7,7 @@ worker, and no process that a worker starts, outlives the process that started t
 
 from __future__ import annotations
 
+from rpc_backends_processes.ports import free_port
 from rpc_backends_processes.protocol import Done, Ended, Failure, News, Reference, WorkerContext
 from rpc_backends_processes.signals import exit_on_signals
 from rpc_backends_processes.template import PRELOAD, Template, environ, launcher_environ
@@ -27,5 +28,6 @@ __all__ = [
     "Workers",
     "environ",
     "exit_on_signals",
+    "free_port",
     "launcher_environ",
 ]

@@ -74,7 +74,7 @@ def run(
     Write PROGRAM and its arguments after the options. The exit status is that of the program.
     """
     from rpc_backends_faults import files, settings
-    from rpc_backends_faults.explore import processes
+    from rpc_backends_processes import free_port as choose_port
 
     check_program(program)
     if rules is None and log is None and replay is None:
@@ -104,7 +104,7 @@ def run(
     environ = {name: value for name, value in os.environ.items() if name not in given}
     environ |= {name: str(value) for name, value in given.items() if value is not None}
     if free_port:
-        environ["MASTER_PORT"] = str(processes.free_port())
+        environ["MASTER_PORT"] = str(choose_port())
     if left is not None:
         environ[settings.RUN] = str(left.absolute())
         try:

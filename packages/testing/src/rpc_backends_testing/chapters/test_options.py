@@ -13,7 +13,7 @@ import torch
 from torch.distributed import rpc
 
 from rpc_backends_core import Capability
-from rpc_backends_processes import WorkerContext
+from rpc_backends_processes import WorkerContext, free_port
 from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import deviate, doing, expect, fact, sync
 from rpc_backends_testing.groups import Groups
@@ -101,10 +101,11 @@ def start_alone(me: WorkerContext, subject: Subject, url: str) -> None:
 def meeting_place() -> Iterator[dict[str, str]]:
     """Yield torch's variables for the rendezvous of a program without an init method."""
     # This socket is bound and does not listen: it reserves the port for sockets with SO_REUSEADDR.
+    # The kernel may choose such a port for another of them, so it is none that the kernel chooses.
+    port = free_port()
     with socket.socket() as placeholder:
         placeholder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        placeholder.bind(("127.0.0.1", 0))
-        port = placeholder.getsockname()[1]
+        placeholder.bind(("127.0.0.1", port))
         yield {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from rpc_backends_faults import settings
 from rpc_backends_faults.explore import diagnosis, watchdog
 from rpc_backends_faults.explore.progress import Waiting, kept_waiting
 from rpc_backends_faults.explore.runs import Run
+from rpc_backends_processes import free_port
 
 #: Seconds that processes of a program may wait after the program has ended.
 _GRACE_PERIOD = 3.0
@@ -186,13 +186,6 @@ def _size(folder: Path) -> int:
 def backend_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables of the environment that choose the backend of a program."""
     return {name: environ[name] for name in _BACKEND_VARIABLES if environ.get(name, "").strip()}
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def resolved(command: Sequence[str]) -> tuple[str, ...]:
