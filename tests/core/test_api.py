@@ -6,9 +6,10 @@ import inspect
 import math
 import socket
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import rpc
 
 import rpc_backends_core
@@ -347,6 +348,37 @@ def test_an_address_that_another_process_has_is_an_error_with_the_remedy(
             f"RPC worker 'w' (rank 0) cannot host the group's store at {url}: something else uses that "
             "port. Choose another port, in MASTER_PORT or in init_method, or end the process that has it."
         )
+
+
+def test_a_taken_port_is_shown_if_the_rank_is_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "_HOST_GRACE_PERIOD", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        text = refusal(StoreError, rank=-1)
+    assert "cannot host the group's store at env://: something else uses that port." in text
+
+
+def test_a_port_that_this_user_may_not_use_is_an_error_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> NoReturn:
+        """Raise what torch 2.13 raises for a port below 1024, which root may use."""
+        raise dist.DistNetworkError(
+            "The server socket has failed to bind. port: 80, useIpv6: 0, code: -13, name: EACCES, "
+            "message: permission denied"
+        )
+
+    monkeypatch.setattr(session, "_HOST_GRACE_PERIOD", 0.0)
+    monkeypatch.setattr(session, "meet", refuse)
+    assert refusal(StoreError, url="tcp://127.0.0.1:80") == (
+        "RPC worker 'w' (rank 0) cannot host the group's store at tcp://127.0.0.1:80: this user may not "
+        "use that port. Choose another port, in MASTER_PORT or in init_method."
+    )
 
 
 @pytest.mark.parametrize(

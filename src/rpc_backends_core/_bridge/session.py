@@ -201,13 +201,18 @@ class Session:
     def _why_no_group(self, store: Any, error: Exception) -> str:
         from rpc_backends_core._group.waiting import lost_store
 
-        if store is None and self.rank == 0 and "EADDRINUSE" in str(error):
-            return (
-                f"RPC worker {self.name!r} (rank 0) cannot host the group's store at {self.init_method}: "
-                "something else uses that port. Choose another port, in MASTER_PORT or in init_method, "
-                "or end the process that has it."
-            )
-        return lost_store(store, error)
+        # Only a host, which has rank 0, listens. A rank that comes from RANK is not known here yet.
+        text = str(error) if store is None and "server socket" in str(error) else ""
+        if "EADDRINUSE" in text:
+            reason, remedy = "something else uses that port", ", or end the process that has it"
+        elif "EACCES" in text:  # a port below 1024
+            reason, remedy = "this user may not use that port", ""
+        else:
+            return lost_store(store, error)
+        return (
+            f"RPC worker {self.name!r} (rank 0) cannot host the group's store at {self.init_method}: "
+            f"{reason}. Choose another port, in MASTER_PORT or in init_method{remedy}."
+        )
 
     def _join(self, store: Any) -> Group:
         """Join the group that is forming on the raw store."""
