@@ -296,10 +296,16 @@ def _loading() -> Iterator[None]:
 
     over = threading.Event()
     under_way = threading.Barrier(LOADING_THREADS + 1)
+    failures: list[Exception] = []
 
     def load() -> None:
-        rpc_sync("worker1", noop)
-        under_way.wait(CALL_TIMEOUT_S)
+        try:
+            rpc_sync("worker1", noop)
+            under_way.wait(CALL_TIMEOUT_S)
+        except Exception as error:
+            failures.append(error)
+            under_way.abort()
+            return
         with contextlib.suppress(RuntimeError):  # the measured calls raise the same error
             while not over.is_set():
                 rpc_sync("worker1", noop)
@@ -308,7 +314,12 @@ def _loading() -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
-        under_way.wait(CALL_TIMEOUT_S)
+        try:
+            under_way.wait(CALL_TIMEOUT_S)
+        except threading.BrokenBarrierError:
+            if failures:
+                raise failures[0] from None  # the later ones follow from it
+            raise
         yield
     finally:
         over.set()

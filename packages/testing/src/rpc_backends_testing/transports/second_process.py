@@ -6,6 +6,7 @@ the process of the tests. Each call and each event is a message on a pipe; its s
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import signal
@@ -54,7 +55,11 @@ class _Pipe:
             if self._ended:
                 raise EOFError
             self._waiting[number] = future
-            self._connection.send((True, number, call))
+            try:
+                self._connection.send((True, number, call))
+            except OSError:  # it has just ended, which serve() has not noticed yet
+                del self._waiting[number]
+                raise EOFError from None
         value, error = future.result()
         if error is not None:
             raise type(error[0], (Exception,), {})(error[1])
@@ -93,7 +98,8 @@ class _Pipe:
             result = (None, (type(error).__name__, str(error)))
         with self._sending:
             if not self._ended:
-                self._connection.send((False, number, result))
+                with contextlib.suppress(OSError):  # the other process has just ended
+                    self._connection.send((False, number, result))
 
 
 class SecondProcess:
