@@ -131,5 +131,25 @@ TEST_F(ASlowPeer, AnEndpointIsClosedAtItsTimeAlthoughMessagesHaveNotLeft) {
   run_until([this] { return !endpoints.is_flushing() && !endpoints.is_closing() && !outbox.is_leaving(); });
 }
 
+// UCX completes a flush in several steps, and would take the rest of them after the endpoint is freed. Whether it does
+// depends on the order of addresses, so there are several attempts.
+TEST_F(ASlowPeer, AnEndpointIsClosedAtAnyStepOfItsFlush) {
+  endpoints.close(endpoint);
+  const auto until = Clock::now() + std::chrono::hours(1);
+  for (int steps = 0; steps < 10; ++steps) {
+    for (int attempt = 0; attempt < 20; ++attempt) {
+      endpoints.open(2, peer.address(), "no endpoint", endpoint);
+      post(0);
+      endpoints.close_flushed(endpoint, until);
+      for (int step = 0; step < steps; ++step) {
+        ucp_worker_progress(peer.get());
+        ucp_worker_progress(worker.get());
+      }
+      endpoints.close_due(until);
+      run_until([this] { return !endpoints.is_flushing() && !endpoints.is_closing() && !outbox.is_leaving(); });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace rpc_backends::ucx
