@@ -38,8 +38,11 @@ void Endpoints::open(int peer, const std::string& address, const std::string& pr
   };
   params.err_handler.arg = this;
   take_log_line();
+  // The entry is made first: if memory is short, UCX must not have created the endpoint, because its peer counts it.
+  auto entry = peers_.extract(peers_.emplace(nullptr, peer).first);
   check(ucp_ep_create(worker_.get(), &params, &endpoint), problem);
-  peers_[endpoint] = peer;
+  entry.key() = endpoint;
+  peers_.insert(std::move(entry));
 }
 
 void Endpoints::close(ucp_ep_h endpoint) {

@@ -32,9 +32,9 @@ Link& LinkTable::add(int peer) {
 }
 
 void LinkTable::remove(const Link& link) {
-  const std::string proof = text_of(link.credentials.their_proof);  // may throw; then the link stays
   tokens_.erase(link.their_token);
-  proofs_.erase(proof);
+  // Not by its key, which would need memory.
+  std::erase_if(proofs_, [&link](const auto& entry) { return entry.second == link.peer; });
   links_.erase(link.peer);
 }
 

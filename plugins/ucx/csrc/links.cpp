@@ -69,7 +69,11 @@ void Links::forget(int peer) {
   if (link == nullptr) {
     return;
   }
-  teardown_.part(*link, false, "the worker has removed this one from its group");
+  try {
+    teardown_.part(*link, false, "the worker has removed this one from its group");
+  } catch (const std::bad_alloc&) {
+    teardown_.close(*link);  // without a goodbye
+  }
   teardown_.drop_queue(*link);
   processes_.forget(peer);
   table_.remove(*link);

@@ -273,6 +273,18 @@ TEST_F(ShortageTest, ARejectedPeerIsLost) {
   EXPECT_GT(number, 3);
 }
 
+TEST_F(ShortageTest, AForgottenPeerIsUnknown) {
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    WorkerOf forgetting(1, hasty_settings()), peer(2, hasty_settings());
+    forgetting.learn(peer);
+    forgetting.transport->send(2, some_parts(), false);  // it waits for the peer's answer to the greeting
+    has_failed = fails(number, [&] { forgetting.transport->forget(2); });
+    EXPECT_THROW(forgetting.transport->send(2, some_parts(), false), TransportError) << "allocation " << number;
+  }
+  EXPECT_GT(number, 3);
+}
+
 TEST_F(ShortageTest, AMessageBehindTheFirstGreetingArrivesOrIsLost) {
   int number = 1;
   for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
