@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -158,25 +160,33 @@ class NoDescriptors {
   rlimit before_{};
 };
 
+std::ptrdiff_t open_descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+}
+
 TEST(Listener, ConnectionsAreAcceptedAgainAlthoughMemoryWasShort) {
   for (int number = 1; number <= 10; ++number) {
-    Worker worker;
-    worker.listen();
-    const auto turned_away = worker.endpoint.open_socket(60);
+    const auto before = open_descriptors();
     {
-      const NoDescriptors none;
-      worker.fail_allocation_of_loop(number);
-      worker.connect(*turned_away);
-      ASSERT_TRUE(worker.is_ended(*turned_away)) << "allocation " << number;
+      Worker worker;
+      worker.listen();
+      const auto turned_away = worker.endpoint.open_socket(60);
+      {
+        const NoDescriptors none;
+        worker.fail_allocation_of_loop(number);
+        worker.connect(*turned_away);
+        ASSERT_TRUE(worker.is_ended(*turned_away)) << "allocation " << number;
+      }
+      // The allocation may fail during the pause, or the first connection after it may be closed for it.
+      bool is_admitted = false;
+      for (const auto until = Clock::now() + kLimit; !is_admitted && Clock::now() < until;) {
+        is_admitted = worker.is_admitted(*worker.connect());
+      }
+      ASSERT_TRUE(is_admitted) << "allocation " << number;
+      worker.fail_allocation_of_loop(0);
+      ASSERT_TRUE(worker.is_admitted(*worker.connect())) << "allocation " << number;
     }
-    // The allocation may fail during the pause, or the first connection after it may be closed for it.
-    bool is_admitted = false;
-    for (const auto until = Clock::now() + kLimit; !is_admitted && Clock::now() < until;) {
-      is_admitted = worker.is_admitted(*worker.connect());
-    }
-    ASSERT_TRUE(is_admitted) << "allocation " << number;
-    worker.fail_allocation_of_loop(0);
-    ASSERT_TRUE(worker.is_admitted(*worker.connect())) << "allocation " << number;
+    EXPECT_EQ(open_descriptors(), before) << "allocation " << number;
   }
 }
 
