@@ -181,8 +181,11 @@ void Calls::give_up(uint64_t id, const Call& call) {
     look_through(peer);
     peer.look_at = 2 * peer.given_up.size();
   }
-  peer.given_up.emplace(id, GivenUp{call.bytes, call.unsent});
-  room_.notify_all();  // a call that waits for room looks through them from now on
+  if (contained("while giving up a call", [&] { peer.given_up.emplace(id, GivenUp{call.bytes, call.unsent}); })) {
+    room_.notify_all();  // a call that waits for room looks through them from now on
+  } else {
+    give_back(peer, call.bytes);  // or they would count for ever
+  }
 }
 
 // Gives back the bytes of timed-out calls whose messages were sent.
@@ -262,7 +265,7 @@ void Calls::watch() {
       const auto entry = calls_.find(deadlines_.begin()->second);
       if (entry != calls_.end()) {
         late.push_back(std::move(entry->second));
-        contained("while giving up a call", [&] { give_up(entry->first, late.back()); });
+        give_up(entry->first, late.back());
         calls_.erase(entry);
       }
       deadlines_.erase(deadlines_.begin());

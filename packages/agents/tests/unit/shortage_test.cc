@@ -121,6 +121,45 @@ TEST(ShortageTest, AllCallsTimeOutWhenTheTimeoutThreadGetsNoMemory) {
   }
 }
 
+// A call whose message is unsent times out, and allocation `number` of the timeout thread fails then. Returns whether
+// another call, which waits for its room, is added when the message is sent.
+bool is_added_later(int number) {
+  constexpr uint64_t kRoom = 10000;
+  std::promise<void> prepared, reported;
+  Calls calls(
+      kRoom,
+      [&](const std::vector<Calls::Call>&) {
+        fail_allocation(0);
+        reported.set_value();
+      },
+      [&] {
+        fail_allocation(number);
+        prepared.set_value();
+        return false;
+      });
+  calls.ask_for_pulse();
+  calls.start();
+  prepared.get_future().wait();
+  auto unsent = std::make_shared<int>();
+  Calls::Call unsent_call = some_call(milliseconds(50));
+  unsent_call.bytes = kRoom;
+  unsent_call.unsent = unsent;
+  calls.add(calls.next_id(), std::move(unsent_call), Clock::now(), false);
+  (void)reported.get_future().wait_for(kLimit);
+  unsent.reset();
+  Calls::Call next = some_call(milliseconds(1000));
+  next.bytes = kRoom;
+  const bool is_added = calls.add(calls.next_id(), std::move(next), Clock::now(), true) != nullptr;
+  calls.stop();
+  return is_added;
+}
+
+TEST(ShortageTest, ACallThatTimesOutUnsentWithoutMemoryGivesItsRoomBack) {
+  for (int number = 1; number <= 4; ++number) {
+    EXPECT_TRUE(is_added_later(number)) << "allocation " << number;
+  }
+}
+
 TEST(ShortageTest, AMessageInPiecesThatGetsNoMemoryMayBeAddedLater) {
   const ArrivingMessages::Key key{kPeer, FrameKind::kRequest, 1, 1};
   for (int number = 1;; ++number) {
