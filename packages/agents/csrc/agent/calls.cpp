@@ -200,17 +200,14 @@ void Calls::look_through(Peer& peer) {
   }
 }
 
-std::vector<Calls::Call> Calls::take_all(int peer) {
-  std::vector<Call> taken;
+Calls::Taken Calls::take_all(int peer) {
+  Taken taken;
   std::lock_guard<std::mutex> lock(mutex_);
-  taken.reserve(calls_.size());  // throws before a call is taken
-  for (auto it = calls_.begin(); it != calls_.end();) {
-    if (it->second.peer == peer) {
-      forget_deadline(it->second);
-      taken.push_back(std::move(it->second));
-      it = calls_.erase(it);
-    } else {
-      ++it;
+  for (auto next = calls_.begin(); next != calls_.end();) {
+    const auto call = next++;
+    if (call->second.peer == peer) {
+      forget_deadline(call->second);
+      taken.insert(taken.end(), calls_.extract(call));
     }
   }
   peers_.erase(peer);
@@ -218,14 +215,10 @@ std::vector<Calls::Call> Calls::take_all(int peer) {
   return taken;
 }
 
-std::vector<Calls::Call> Calls::take_all() {
-  std::vector<Call> taken;
+Calls::Taken Calls::take_all() {
+  Taken taken;
   std::lock_guard<std::mutex> lock(mutex_);
-  taken.reserve(calls_.size());
-  for (auto& [id, call] : calls_) {
-    taken.push_back(std::move(call));
-  }
-  calls_.clear();
+  taken.swap(calls_);
   deadlines_.clear();
   peers_.clear();
   room_.notify_all();
