@@ -1,4 +1,4 @@
-"""Calls to a peer that is lost or forgotten, and calls at a stop, without memory."""
+"""Calls to a peer that is lost or forgotten, and calls at a stop: without memory, in another order."""
 
 from __future__ import annotations
 
@@ -111,6 +111,27 @@ for number in range(1, 30):
         return "rpc-agent\\n" not in names
     eventually(has_ended, f"the end of the threads after allocation {number} has failed")
 """
+#: An event of another peer is handled after the one before it: so the peer is found then.
+_LATE = """
+def lost(count):
+    eventually(lambda: agent.get_metrics()["agent.connections_lost"] == count, "the loss")
+
+agent, transport = started()
+older = calls()
+library.failing_transport_jump(transport.handle, 5)
+library.failing_transport_find(transport.handle, 1)  # number 6
+library.failing_transport_lose(transport.handle, 2, 0)  # number 7
+lost("1")
+newer = calls()
+library.failing_transport_jump(transport.handle, 2)
+library.failing_transport_lose(transport.handle, 1, 0)  # number 5
+lost("2")
+eventually(lambda: all(future.done() for future in older), "the end of the older calls")
+assert agent.get_metrics()["agent.client_active_calls"] == "3"
+assert not any(future.done() for future in newer)
+no_current_agent()
+agent.shutdown()
+"""
 
 
 def _built(library: Path, source: Path, *options: str) -> Path:
@@ -140,6 +161,13 @@ def _built(library: Path, source: Path, *options: str) -> Path:
 )
 def test_calls_end_after_each_failed_allocation(tmp_path: Path, script: str) -> None:
     _run(tmp_path, script)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_handled_after_the_peer_is_found_ends_the_older_calls_only(
+    tmp_path: Path,
+) -> None:
+    _run(tmp_path, _LATE)
 
 
 def _run(tmp_path: Path, script: str) -> None:

@@ -200,18 +200,21 @@ void Calls::look_through(Peer& peer) {
   }
 }
 
-Calls::Taken Calls::take_all(int peer) {
+Calls::Taken Calls::take_all(int peer, uint64_t below) {
   Taken taken;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto next = calls_.begin(); next != calls_.end();) {
+  for (auto next = calls_.begin(); next != calls_.end() && next->first < below;) {
     const auto call = next++;
     if (call->second.peer == peer) {
       forget_deadline(call->second);
+      give_back(peers_[peer], call->second.bytes);
       taken.insert(taken.end(), calls_.extract(call));
     }
   }
-  peers_.erase(peer);
-  room_.notify_all();
+  if (below == LostPeers::kAllCalls) {
+    peers_.erase(peer);
+    room_.notify_all();
+  }
   return taken;
 }
 

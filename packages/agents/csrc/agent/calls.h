@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/lost_peers.h"
 #include "record/call_log.h"
 #include "rpc/futures.h"
 
@@ -75,8 +76,8 @@ class Calls {
   // short.
   using Taken = std::map<uint64_t, Call>;
 
-  // Remove and return all calls that wait for `peer`, or all calls.
-  Taken take_all(int peer);
+  // Remove and return the calls that wait for `peer` and have an id less than `below`, or all calls.
+  Taken take_all(int peer, uint64_t below = LostPeers::kAllCalls);
   Taken take_all();
 
   size_t waiting() const;

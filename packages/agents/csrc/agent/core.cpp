@@ -80,7 +80,7 @@ void TransportAgent::Core::handle(Event& event) {
       break;
     case Event::Kind::kFound:
       handling.wait_for_earlier();
-      lost.remove(event.peer, event.order);
+      lost.remove(event.peer, event.order, calls_.waiting().next_id());
       break;
     case Event::Kind::kUnsent:
       handling.note();
@@ -93,7 +93,8 @@ void TransportAgent::Core::lose(int peer, std::string_view why, uint64_t order, 
   // The transport does not repeat the event, so the calls end although memory is short.
   std::string reason, text;
   std::string_view error = "the connection is lost";
-  const auto mark = [&] { lost.add(peer, reason, order); };
+  uint64_t calls = LostPeers::kAllCalls;
+  const auto mark = [&] { calls = lost.add(peer, reason, order); };
   const bool is_marked = contained(kLosing, [&] {
     reason = valid_utf8(why);  // a peer may have written it
     text = "the connection is lost: " + reason;
@@ -101,8 +102,10 @@ void TransportAgent::Core::lose(int peer, std::string_view why, uint64_t order, 
     mark();
   });
   ++counters.lost_peers;
-  receiver_.arriving().lose(peer);
-  calls_.end_all(peer, error, event);
+  if (calls == LostPeers::kAllCalls) {  // otherwise the peer has been found since, and what arrives goes on
+    receiver_.arriving().lose(peer);
+  }
+  calls_.end_all(peer, error, event, calls);
   if (!is_marked) {
     contained(kLosing, mark);  // the calls may have given memory back
   }

@@ -137,8 +137,8 @@ void OutgoingCalls::end(uint64_t call, int peer, const std::string& error) {
   }
 }
 
-void OutgoingCalls::end_all(int peer, std::string_view error, EventOrder::Handling& event) {
-  const Calls::Taken calls = calls_.take_all(peer);
+void OutgoingCalls::end_all(int peer, std::string_view error, EventOrder::Handling& event, uint64_t below) {
+  const Calls::Taken calls = calls_.take_all(peer, below);
   event.note();  // later events need not wait for the callbacks of these calls, which may be slow
   for (const auto& [number, call] : calls) {
     end_call(call, error);

@@ -33,10 +33,10 @@ class OutgoingCalls {
                                 std::chrono::milliseconds timeout, const Contexts& contexts,
                                 const DeviceMap& device_map, CallLog::Place* recorded);
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
-  // End a call with an error, if it still waits for `peer`; all calls that wait for `peer`; all calls. end_all() throws
-  // nothing when memory is short: the calls end then with another text.
+  // End a call with an error, if it still waits for `peer`; the calls that wait for `peer` and have a number less than
+  // `below`; all calls. end_all() throws nothing when memory is short: the calls end then with another text.
   void end(uint64_t call, int peer, const std::string& error);
-  void end_all(int peer, std::string_view error, EventOrder::Handling& event);
+  void end_all(int peer, std::string_view error, EventOrder::Handling& event, uint64_t below = LostPeers::kAllCalls);
   void end_all(std::string_view error);
   // Ends the calls that have timed out and for which no thread has been free yet. Nothing else ends them when the
   // agent stops.
