@@ -45,9 +45,11 @@ void LinkTable::set_process(Link& link, std::string address, Credentials credent
       former != proof && known != proofs_.end() && known->second == link.peer) {
     proofs_.erase(known);
   }
+  if (link.address != address) {
+    link.opened = 0;
+  }
   link.address = std::move(address);
   link.credentials = std::move(credentials);
-  link.opened = 0;
   link.their_number = 0;
   link.subject = {};
   link.certificates = {};
