@@ -6,6 +6,9 @@ namespace rpc_backends::ucx {
 
 namespace {
 
+// The most steps of UCX that a close waits for. A worker that gets messages all the time has always another one.
+constexpr int kMostSteps = 64;
+
 // The parameters of an operation after which UCX decrements `count`.
 ucp_request_param_t counted_by(int& count) {
   ucp_request_param_t param{};
@@ -35,18 +38,21 @@ void Endpoints::open(int peer, const std::string& address, const std::string& pr
   };
   params.err_handler.arg = this;
   take_log_line();
+  // The entry is made first: if memory is short, UCX must not have created the endpoint, because its peer counts it.
+  auto entry = peers_.extract(peers_.emplace(nullptr, peer).first);
   check(ucp_ep_create(worker_.get(), &params, &endpoint), problem);
-  peers_[endpoint] = peer;
+  entry.key() = endpoint;
+  peers_.insert(std::move(entry));
 }
 
 void Endpoints::close(ucp_ep_h endpoint) {
   const int peer = peer_of(endpoint);
   peers_.erase(endpoint);
-  force(endpoint, peer);
+  before_close_(peer);
+  force(endpoint);
 }
 
-void Endpoints::force(ucp_ep_h endpoint, int peer) {
-  before_close_(peer);
+void Endpoints::force(ucp_ep_h endpoint) {
   ucp_request_param_t param = counted_by(closing_);
   param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -75,12 +81,26 @@ void Endpoints::close_flushed(ucp_ep_h endpoint, Clock::time_point until) {
 void Endpoints::close_due(Clock::time_point now) {
   for (auto flushing = flushing_.begin(); flushing != flushing_.end();) {
     if (!flushing->is_closed && (flushing->pending == 0 || flushing->until <= now)) {
-      flushing->is_closed = true;
-      force(flushing->endpoint, flushing->peer);
+      before_close_(flushing->peer);
+      if (finish_steps(flushing->pending)) {
+        flushing->is_closed = true;
+        force(flushing->endpoint);
+      }
     }
     // UCX completes a flush at the latest some time after the endpoint is closed.
     flushing = flushing->is_closed && flushing->pending == 0 ? flushing_.erase(flushing) : std::next(flushing);
   }
+}
+
+// UCX puts some steps of a flush off until its next progress, and takes them even if the endpoint is closed before:
+// they would use its memory, which is freed then. None is left when UCX has found nothing to do twice in a row: the
+// second time, it takes what the first time has put off.
+bool Endpoints::finish_steps(const int& pending) {
+  int idle = 0;
+  for (int i = 0; i < kMostSteps && pending != 0 && idle < 2; ++i) {
+    idle = ucp_worker_progress(worker_.get()) == 0 ? idle + 1 : 0;
+  }
+  return pending == 0 || idle == 2;
 }
 
 int Endpoints::peer_of(ucp_ep_h endpoint) const {

@@ -28,7 +28,8 @@ class Endpoints {
   // Closes it once all that was sent on it has left, and at this time in any case: see close_due(). Throws
   // std::bad_alloc; then it stays open.
   void close_flushed(ucp_ep_h endpoint, Clock::time_point until);
-  // Closes the endpoints of close_flushed() that are due at this time.
+  // Closes the endpoints of close_flushed() that are due at this time. It may leave some to its next call, if UCX has
+  // much to do.
   void close_due(Clock::time_point now);
 
   // The peer at the other end; -1 if the endpoint is closed, or to be closed.
@@ -45,7 +46,10 @@ class Endpoints {
     bool is_closed = false;
   };
 
-  void force(ucp_ep_h endpoint, int peer);
+  void force(ucp_ep_h endpoint);
+  // Finishes the steps that UCX has begun of a flush with this number of pending operations. Returns false if UCX has
+  // too much else to do.
+  bool finish_steps(const int& pending);
 
   Worker& worker_;
   Inbox& inbox_;

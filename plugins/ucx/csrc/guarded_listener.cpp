@@ -60,7 +60,7 @@ GuardedListener::GuardedListener(int listener, std::chrono::milliseconds time_li
       time_limit_(time_limit),
       judge_(judge),
       on_refused_(std::move(on_refused)),
-      spare_(std::make_unique<Fd>(copy_of_fd(timer_.get()))) {
+      spare_(std::in_place, copy_of_fd(timer_.get())) {
   if (!add_to(epoll_.get(), listener_.get(), EPOLLIN) || !add_to(epoll_.get(), timer_.get(), EPOLLIN)) {
     throw TransportError(std::string("the transport cannot wait for connections: ") + std::strerror(errno));
   }
@@ -225,7 +225,7 @@ void GuardedListener::make_room() {
   }
   const int spare = copy_of_fd(timer_.get());
   if (spare != -1) {
-    spare_ = std::make_unique<Fd>(spare);
+    spare_.emplace(spare);
   }
   if (fd == -1 || spare == -1) {
     watch_listener(false);

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <functional>
 #include <list>
-#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -98,7 +97,7 @@ class GuardedListener {
   const std::chrono::milliseconds time_limit_;
   Judge& judge_;
   const OnRefused on_refused_;
-  std::unique_ptr<Fd> spare_;                // closed for a moment so that accept() gets a descriptor
+  std::optional<Fd> spare_;                  // closed for a moment so that accept() gets a descriptor
   std::optional<Clock::time_point> resume_;  // when to watch the listener again
   Oldest pending_;
   std::unordered_map<int, Oldest::iterator> by_fd_;

@@ -102,6 +102,9 @@ void Handshake::follow(Link& link, const Greeting& greeting) {
 
 void Handshake::admit_new(Link& link, const Greeting& greeting) {
   const bool again = static_cast<bool>(link.their_token);
+  // UCX pairs endpoints in the order in which each worker opens them.
+  const bool is_mispaired =
+      link.endpoint != nullptr && link.opened < greeting.opened && is_in_shared_memory(link.endpoint);
   teardown_.end_incoming(link);
   table_.set_token(link, greeting.token);
   link.their_number = greeting.number;
@@ -109,6 +112,8 @@ void Handshake::admit_new(Link& link, const Greeting& greeting) {
     // Answers that the peer sent on its former link may be lost. This worker's own link ends, too, because UCX has
     // paired its endpoint with the one that the peer has closed: large messages would wait for ever.
     teardown_.lose(link, "it has connected again");
+  } else if (is_mispaired && !opening_.is_stopped()) {
+    teardown_.close(link);  // the peer has given up the endpoint that UCX has paired with this one
   }
 }
 

@@ -1,7 +1,6 @@
 // What the links know about one peer.
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <string>
 
@@ -28,9 +27,9 @@ struct Link {
   wire::Token token;
   uint64_t next_small = 0, next_large = wire::kFirstLarge;
   bool is_confirmed = false;
-  bool is_networked = false;                    // not in shared memory; known once it is confirmed
-  std::deque<std::unique_ptr<Outgoing>> queue;  // of messages, until the link is confirmed
-  uint64_t attempt = 0;                         // names the current link or attempt
+  bool is_networked = false;  // not in shared memory; known once it is confirmed
+  Messages queue;             // until the link is confirmed
+  uint64_t attempt = 0;       // names the current link or attempt
   int failures = 0;
   bool is_lost = false;
   bool is_broken = false;  // memory was short, so the link must end: see Links::end_broken()

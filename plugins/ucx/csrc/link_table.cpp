@@ -32,9 +32,9 @@ Link& LinkTable::add(int peer) {
 }
 
 void LinkTable::remove(const Link& link) {
-  const std::string proof = text_of(link.credentials.their_proof);  // may throw; then the link stays
   tokens_.erase(link.their_token);
-  proofs_.erase(proof);
+  // Not by its key, which would need memory.
+  std::erase_if(proofs_, [&link](const auto& entry) { return entry.second == link.peer; });
   links_.erase(link.peer);
 }
 
@@ -45,9 +45,11 @@ void LinkTable::set_process(Link& link, std::string address, Credentials credent
       former != proof && known != proofs_.end() && known->second == link.peer) {
     proofs_.erase(known);
   }
+  if (link.address != address) {
+    link.opened = 0;
+  }
   link.address = std::move(address);
   link.credentials = std::move(credentials);
-  link.opened = 0;
   link.their_number = 0;
   link.subject = {};
   link.certificates = {};

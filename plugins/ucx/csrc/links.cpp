@@ -69,7 +69,11 @@ void Links::forget(int peer) {
   if (link == nullptr) {
     return;
   }
-  teardown_.part(*link, false, "the worker has removed this one from its group");
+  try {
+    teardown_.part(*link, false, "the worker has removed this one from its group");
+  } catch (const std::bad_alloc&) {
+    teardown_.close(*link);  // without a goodbye
+  }
   teardown_.drop_queue(*link);
   processes_.forget(peer);
   table_.remove(*link);
@@ -179,8 +183,10 @@ void Links::close(Clock::time_point deadline) {
     processes_.forget(link->peer);
   }
   progress_until(std::max(deadline, Clock::now() + kGoodbyeTime), [this] { return !endpoints_.is_flushing(); });
-  endpoints_.close_due(Clock::time_point::max());
-  progress_until(Clock::now() + kCloseTime, [this] { return !endpoints_.is_closing(); });
+  progress_until(Clock::now() + kCloseTime, [this] {
+    endpoints_.close_due(Clock::time_point::max());
+    return !endpoints_.is_flushing() && !endpoints_.is_closing();
+  });
 }
 
 template <typename IsOver>

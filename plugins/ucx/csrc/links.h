@@ -26,7 +26,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "arrivals.h"
 #include "deferred_tasks.h"
@@ -71,7 +70,7 @@ class Links {
   void close(Clock::time_point deadline);
 
   // As in Outbox.
-  void take_sent(std::vector<std::unique_ptr<Outgoing>>& sent) { outbox_.take_sent(sent); }
+  void take_sent(Messages& sent) { outbox_.take_sent(sent); }
   bool has_sent() const { return outbox_.has_sent(); }
 
   std::map<int, std::string> transports() const;

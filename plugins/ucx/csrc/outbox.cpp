@@ -14,6 +14,13 @@ constexpr std::chrono::seconds kReadTime{5};
 
 }  // namespace
 
+// The receivers of messages that are still leaving may copy them, so these are never released.
+Outbox::~Outbox() {
+  for (std::unique_ptr<Outgoing>& message : leaving_) {
+    (void)message.release();
+  }
+}
+
 ucs_status_t Outbox::post(ucp_ep_h endpoint, int peer, Token token, uint64_t number,
                           std::unique_ptr<Outgoing>&& owned) {
   Outgoing& outgoing = *owned;
@@ -23,8 +30,8 @@ ucs_status_t Outbox::post(ucp_ep_h endpoint, int peer, Token token, uint64_t num
   const auto pieces = outgoing.pieces(token, number);
   ucs_status_t status = UCS_OK;
   outgoing.pending = 1;
-  leaving_.insert(&outgoing);
-  (void)owned.release();
+  outgoing.place = leaving_.insert(leaving_.end(), nullptr);
+  *outgoing.place = std::move(owned);
   for (const Outgoing::Piece& piece : pieces) {
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
@@ -58,22 +65,18 @@ ucs_status_t Outbox::post(ucp_ep_h endpoint, int peer, Token token, uint64_t num
 }
 
 void Outbox::completed(Outgoing& outgoing) {
-  if (--outgoing.pending != 0 || leaving_.erase(&outgoing) == 0) {
+  if (--outgoing.pending != 0) {
     return;
   }
-  std::unique_ptr<Outgoing> owned(&outgoing);
+  const auto place = outgoing.place;
+  if (!outgoing.has_failed) {
+    sent_.splice(sent_.end(), leaving_, place);
+    return;
+  }
+  failed_.splice(failed_.end(), leaving_, place);
   try {
-    if (!outgoing.has_failed) {
-      sent_.push_back(std::move(owned));
-      return;
-    }
-    const auto kept = std::make_shared<std::unique_ptr<Outgoing>>();
-    services_.timers.at(Clock::now() + kReadTime, [this, kept] { sent_.push_back(std::move(*kept)); });
-    *kept = std::move(owned);
-  } catch (const std::bad_alloc&) {
-    if (outgoing.has_failed) {
-      (void)owned.release();  // never released: its receiver may still be copying it
-    }
+    services_.timers.at(Clock::now() + kReadTime, [this, place] { sent_.splice(sent_.end(), failed_, place); });
+  } catch (const std::bad_alloc&) {  // it stays until the transport ends
   }
 }
 
@@ -105,7 +108,7 @@ void Outbox::send_head(ucp_ep_h endpoint, Kind kind, const std::string& bytes, s
 }
 
 uint64_t Outbox::first_leaving(int peer, uint64_t next) const {
-  for (const Outgoing* const outgoing : leaving_) {
+  for (const std::unique_ptr<Outgoing>& outgoing : leaving_) {
     if (outgoing->peer == peer && (outgoing->number < kFirstLarge) == (next < kFirstLarge)) {
       next = std::min(next, outgoing->number);
     }

@@ -3,8 +3,6 @@
 
 #include <memory>
 #include <string>
-#include <unordered_set>
-#include <vector>
 
 #include "outgoing.h"
 #include "services.h"
@@ -14,6 +12,9 @@ namespace rpc_backends::ucx {
 class Outbox {
  public:
   explicit Outbox(const Services& services) : services_(services) {}
+  ~Outbox();
+  Outbox(const Outbox&) = delete;
+  Outbox& operator=(const Outbox&) = delete;
 
   // Gives a message to UCX, as message `number` of the link with this token. Returns UCX's error if the connection has
   // failed. Throws std::bad_alloc only before UCX has any of the message: the number is then unused, and the caller
@@ -28,18 +29,19 @@ class Outbox {
   bool is_leaving() const { return !leaving_.empty(); }
 
   // Moves messages that need no memory any more to `sent`, so that the caller releases them without the lock.
-  void take_sent(std::vector<std::unique_ptr<Outgoing>>& sent) { sent.swap(sent_); }
+  void take_sent(Messages& sent) { sent.swap(sent_); }
   bool has_sent() const { return !sent_.empty(); }
-  // Treats a message that is not sent at all in the same way. Throws std::bad_alloc; then the caller keeps it.
-  void drop(std::unique_ptr<Outgoing>&& unsent) { sent_.push_back(std::move(unsent)); }
+  // Treats messages that are not sent at all in the same way.
+  void drop(Messages& unsent) { sent_.splice(sent_.end(), unsent); }
 
  private:
   static void on_sent(void* request, ucs_status_t status, void* outgoing);
   void completed(Outgoing& outgoing);
 
   const Services& services_;
-  std::unordered_set<Outgoing*> leaving_;  // owned until the destructor
-  std::vector<std::unique_ptr<Outgoing>> sent_;
+  Messages leaving_;
+  Messages failed_;  // their receivers may still copy them
+  Messages sent_;
 };
 
 }  // namespace rpc_backends::ucx

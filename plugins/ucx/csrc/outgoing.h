@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <vector>
 
@@ -12,6 +13,10 @@
 namespace rpc_backends::ucx {
 
 class Outbox;
+class Outgoing;
+
+// A list, because a message moves from one to another without memory.
+using Messages = std::list<std::unique_ptr<Outgoing>>;
 
 class Outgoing {
  public:
@@ -37,6 +42,7 @@ class Outgoing {
   bool is_large() const { return bytes_ >= wire::kLargeMessage; }
 
   Outbox* outbox = nullptr;
+  Messages::iterator place;  // in the outbox
   int peer = -1;
   uint64_t number = 0;  // on the link to the peer
   // The number of active messages that UCX has not completed. Use it with the transport's lock.

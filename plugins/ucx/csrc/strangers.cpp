@@ -1,5 +1,6 @@
 #include "strangers.h"
 
+#include <new>
 #include <utility>
 
 namespace rpc_backends::ucx {
@@ -18,16 +19,24 @@ void Strangers::look_up(const std::string& proof, const Greeted& greeting) {
     refuse(greeting.head.from);
     return;
   }
-  greetings_[proof] = greeting;
-  const bool is_queued = callback_thread_.look_up(proof, [this, proof](std::optional<int> /*peer*/) {
-    // Runs without the transport's lock, because the callback thread holds its own.
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      looked_up_.push_back(proof);
-      has_looked_up_ = true;
-    }
-    inbox_.nudge();
-  });
+  greetings_.insert_or_assign(proof, Greeted(greeting));
+  bool is_queued = false;
+  try {
+    // The entry is made here: on the callback thread, a shortage of memory would end the process.
+    is_queued = callback_thread_.look_up(
+        proof, [this, looked_up = std::list<std::string>{proof}](std::optional<int> /*peer*/) mutable {
+          // Runs without the transport's lock, because the callback thread holds its own.
+          {
+            std::lock_guard<std::mutex> lock(mutex_);
+            looked_up_.splice(looked_up_.end(), looked_up);
+            has_looked_up_ = true;
+          }
+          inbox_.nudge();
+        });
+  } catch (const std::bad_alloc&) {
+    greetings_.erase(proof);  // nothing else would
+    throw;
+  }
   if (!is_queued) {
     greetings_.erase(proof);
     refuse(greeting.head.from);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
+#include <list>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -40,8 +40,8 @@ class Strangers {
   Counters& counters_;
   std::unordered_map<std::string, Greeted> greetings_;  // by proof
 
-  std::mutex mutex_;                   // may be locked while the transport's lock is held; never the reverse
-  std::deque<std::string> looked_up_;  // proofs
+  std::mutex mutex_;                  // may be locked while the transport's lock is held; never the reverse
+  std::list<std::string> looked_up_;  // proofs
   std::atomic<bool> has_looked_up_{false};
 };
 

@@ -32,8 +32,8 @@ void Teardown::lose(Link& link, std::string_view reason) {
   link.is_confirmed = false;
   link.is_final = true;
   table_.renew(link);
+  drop_queue(link);
   try {
-    drop_queue(link);
     if (!link.is_lost) {
       report_lost(link, reason);
     }
@@ -48,10 +48,7 @@ void Teardown::end_later(Link& link) {
 }
 
 void Teardown::drop_queue(Link& link) {
-  while (!link.queue.empty()) {
-    outbox_.drop(std::move(link.queue.front()));  // may throw; then the message stays in the queue
-    link.queue.pop_front();
-  }
+  outbox_.drop(link.queue);
 }
 
 void Teardown::report_lost(Link& link, std::string_view reason) {

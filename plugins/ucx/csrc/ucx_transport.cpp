@@ -81,7 +81,7 @@ struct UcxTransport::Impl : Inbox::Source, GatedTransport::Engine {
     struct Release {
       Impl& impl;
       std::unique_lock<std::mutex> lock;
-      std::vector<std::unique_ptr<Outgoing>> sent;
+      Messages sent;
       ~Release() {
         if (impl.links.has_sent()) {
           impl.links.take_sent(sent);

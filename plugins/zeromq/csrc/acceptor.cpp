@@ -60,7 +60,7 @@ Acceptor::Acceptor(const Services& services, std::weak_ptr<Owner> owner, std::un
       socket_(std::move(socket)),
       endpoint_(std::move(endpoint)),
       is_unix_(endpoint_.compare(0, 3, "ipc") == 0),
-      spare_(std::make_unique<Fd>(eventfd(0, EFD_CLOEXEC))) {}
+      spare_(std::in_place, eventfd(0, EFD_CLOEXEC)) {}
 
 void Acceptor::start() {
   event_loop_.post([weak = weak_from_this()] {
@@ -205,7 +205,7 @@ void Acceptor::turn_away() {
     ++services_.of_streams.counters.handshakes;
   }
   if (const int fd = eventfd(0, EFD_CLOEXEC); fd != -1) {
-    spare_ = std::make_unique<Fd>(fd);
+    spare_.emplace(fd);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "directory.h"
@@ -96,7 +97,7 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
   uint64_t next_id_ = 1;
   bool expiring_ = false;  // expire() is scheduled
   // Closed for a moment, so that a connection can be accepted and closed when there is no other descriptor.
-  std::unique_ptr<Fd> spare_;
+  std::optional<Fd> spare_;
 };
 
 }  // namespace rpc_backends::zeromq

@@ -181,8 +181,11 @@ void Calls::give_up(uint64_t id, const Call& call) {
     look_through(peer);
     peer.look_at = 2 * peer.given_up.size();
   }
-  peer.given_up.emplace(id, GivenUp{call.bytes, call.unsent});
-  room_.notify_all();  // a call that waits for room looks through them from now on
+  if (contained("while giving up a call", [&] { peer.given_up.emplace(id, GivenUp{call.bytes, call.unsent}); })) {
+    room_.notify_all();  // a call that waits for room looks through them from now on
+  } else {
+    give_back(peer, call.bytes);  // or they would count for ever
+  }
 }
 
 // Gives back the bytes of timed-out calls whose messages were sent.
@@ -197,32 +200,28 @@ void Calls::look_through(Peer& peer) {
   }
 }
 
-std::vector<Calls::Call> Calls::take_all(int peer) {
-  std::vector<Call> taken;
+Calls::Taken Calls::take_all(int peer, uint64_t below) {
+  Taken taken;
   std::lock_guard<std::mutex> lock(mutex_);
-  taken.reserve(calls_.size());  // throws before a call is taken
-  for (auto it = calls_.begin(); it != calls_.end();) {
-    if (it->second.peer == peer) {
-      forget_deadline(it->second);
-      taken.push_back(std::move(it->second));
-      it = calls_.erase(it);
-    } else {
-      ++it;
+  for (auto next = calls_.begin(); next != calls_.end() && next->first < below;) {
+    const auto call = next++;
+    if (call->second.peer == peer) {
+      forget_deadline(call->second);
+      give_back(peers_[peer], call->second.bytes);
+      taken.insert(taken.end(), calls_.extract(call));
     }
   }
-  peers_.erase(peer);
-  room_.notify_all();
+  if (below == LostPeers::kAllCalls) {
+    peers_.erase(peer);
+    room_.notify_all();
+  }
   return taken;
 }
 
-std::vector<Calls::Call> Calls::take_all() {
-  std::vector<Call> taken;
+Calls::Taken Calls::take_all() {
+  Taken taken;
   std::lock_guard<std::mutex> lock(mutex_);
-  taken.reserve(calls_.size());
-  for (auto& [id, call] : calls_) {
-    taken.push_back(std::move(call));
-  }
-  calls_.clear();
+  taken.swap(calls_);
   deadlines_.clear();
   peers_.clear();
   room_.notify_all();
@@ -262,7 +261,7 @@ void Calls::watch() {
       const auto entry = calls_.find(deadlines_.begin()->second);
       if (entry != calls_.end()) {
         late.push_back(std::move(entry->second));
-        contained("while giving up a call", [&] { give_up(entry->first, late.back()); });
+        give_up(entry->first, late.back());
         calls_.erase(entry);
       }
       deadlines_.erase(deadlines_.begin());

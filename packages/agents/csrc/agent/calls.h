@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/lost_peers.h"
 #include "record/call_log.h"
 #include "rpc/futures.h"
 
@@ -71,9 +72,13 @@ class Calls {
   // Removes and returns the call that `peer` answers; empty if there is no such call, for example after a timeout.
   std::optional<Call> take(uint64_t id, int peer);
 
-  // Remove and return all calls that wait for `peer`, or all calls.
-  std::vector<Call> take_all(int peer);
-  std::vector<Call> take_all();
+  // By their ids. A map, because calls move from one to another without memory: nothing else ends them when it is
+  // short.
+  using Taken = std::map<uint64_t, Call>;
+
+  // Remove and return the calls that wait for `peer` and have an id less than `below`, or all calls.
+  Taken take_all(int peer, uint64_t below = LostPeers::kAllCalls);
+  Taken take_all();
 
   size_t waiting() const;
   size_t waiting(int peer) const;
@@ -108,7 +113,7 @@ class Calls {
   mutable std::mutex mutex_;
   std::condition_variable room_;
   std::condition_variable alarm_;
-  std::unordered_map<uint64_t, Call> calls_;
+  Taken calls_;
   std::multimap<Clock::time_point, uint64_t> deadlines_;
   std::unordered_map<int, Peer> peers_;
   Clock::time_point watched_ = Clock::time_point::max();

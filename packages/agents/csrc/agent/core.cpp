@@ -16,6 +16,9 @@ namespace {
 constexpr double kLinger = 2.0;
 constexpr double kStopTimeout = 5.0;
 
+constexpr const char* kLosing = "while handling a lost worker";
+constexpr const char* kForgetting = "while forgetting a peer";
+
 bool is_number(const std::string& text) {
   char* end = nullptr;
   std::strtod(text.c_str(), &end);
@@ -61,7 +64,7 @@ void TransportAgent::Core::stop() {
   calls_.end_late();
   after_copies.stop();
   thread_pool->stop(kStopTimeout);
-  receiver_.arriving().clear();
+  contained("while dropping unfinished messages", [&] { receiver_.arriving().clear(); });
 }
 
 void TransportAgent::Core::handle(Event& event) {
@@ -73,11 +76,11 @@ void TransportAgent::Core::handle(Event& event) {
       break;
     case Event::Kind::kLost:
       handling.wait_for_earlier();
-      lose(event.peer, valid_utf8(event.reason), event.order, handling);  // a peer may have written it
+      lose(event.peer, event.reason, event.order, handling);
       break;
     case Event::Kind::kFound:
       handling.wait_for_earlier();
-      lost.remove(event.peer, event.order);
+      lost.remove(event.peer, event.order, calls_.waiting().next_id());
       break;
     case Event::Kind::kUnsent:
       handling.note();
@@ -86,26 +89,44 @@ void TransportAgent::Core::handle(Event& event) {
   }
 }
 
-void TransportAgent::Core::lose(int peer, const std::string& reason, uint64_t order, EventOrder::Handling& event) {
-  lost.add(peer, reason, order);
+void TransportAgent::Core::lose(int peer, std::string_view why, uint64_t order, EventOrder::Handling& event) {
+  // The transport does not repeat the event, so the calls end although memory is short.
+  std::string reason, text;
+  std::string_view error = "the connection is lost";
+  uint64_t calls = LostPeers::kAllCalls;
+  const auto mark = [&] { calls = lost.add(peer, reason, order); };
+  const bool is_marked = contained(kLosing, [&] {
+    reason = valid_utf8(why);  // a peer may have written it
+    text = "the connection is lost: " + reason;
+    error = text;
+    mark();
+  });
   ++counters.lost_peers;
-  receiver_.arriving().lose(peer);
-  calls_.end_all(peer, "the connection is lost: " + reason, event);
+  if (calls == LostPeers::kAllCalls) {  // otherwise the peer has been found since, and what arrives goes on
+    receiver_.arriving().lose(peer);
+  }
+  calls_.end_all(peer, error, event, calls);
+  if (!is_marked) {
+    contained(kLosing, mark);  // the calls may have given memory back
+  }
   if (tell_lost_ && running) {
-    contained("while handling a lost worker", [&] { tell_lost_(peer, reason); });
+    contained(kLosing, [&] { tell_lost_(peer, reason); });
   }
   activity.tell();
 }
 
 void TransportAgent::Core::forget(int peer, const std::string& reason) {
   // First, so that a request that the transport refuses afterwards fails with the right reason.
-  members.remove(peer, reason);
-  contained("while forgetting a peer", [&] { transport->forget(peer); });
+  const bool is_removed = contained(kForgetting, [&] { members.remove(peer, reason); });
+  contained(kForgetting, [&] { transport->forget(peer); });
   EventOrder::Handling none;
   calls_.end_all(peer, reason, none);
-  receiver_.arriving().forget(peer);
   lost.forget(peer);
+  contained(kForgetting, [&] { receiver_.arriving().forget(peer); });
   activity.tell();
+  if (!is_removed) {
+    members.remove(peer, reason);  // the calls may have given memory back
+  }
 }
 
 bool TransportAgent::Core::is_idle() const {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -53,7 +54,7 @@ class TransportAgent::Core : public AgentState {
  private:
   void handle(Event& event);
   // `order`: the number of the event.
-  void lose(int peer, const std::string& reason, uint64_t order, EventOrder::Handling& event);
+  void lose(int peer, std::string_view why, uint64_t order, EventOrder::Handling& event);
   bool is_idle() const;
   // Whether a worker that can be reached may wait for the value of a future that a function has returned.
   bool has_awaited_futures() const;

@@ -15,25 +15,31 @@ namespace rpc_backends {
 // counts.
 class LostPeers {
  public:
-  void add(int peer, const std::string& reason, uint64_t event) {
+  // As a limit for the numbers of calls.
+  static constexpr uint64_t kAllCalls = UINT64_MAX;
+
+  // Returns which calls to the peer are lost: those whose numbers are less than this.
+  uint64_t add(int peer, const std::string& reason, uint64_t event) {
     std::lock_guard<std::mutex> lock(mutex_);
-    uint64_t& newest = newest_[peer];
-    if (event != 0 && event < newest) {
-      return;
+    Newest& newest = newest_[peer];
+    if (event != 0 && event < newest.event) {
+      return newest.next_call;
     }
     reasons_[peer] = reason;
-    newest = std::max(newest, event);
+    newest.event = std::max(newest.event, event);
     size_ = reasons_.size();
+    return kAllCalls;
   }
 
-  void remove(int peer, uint64_t event) {
+  // The peer is found. `next_call`: later calls have this number or a greater one.
+  void remove(int peer, uint64_t event, uint64_t next_call) {
     std::lock_guard<std::mutex> lock(mutex_);
-    uint64_t& newest = newest_[peer];
-    if (event != 0 && event < newest) {
+    Newest& newest = newest_[peer];
+    if (event != 0 && event < newest.event) {
       return;
     }
     reasons_.erase(peer);
-    newest = std::max(newest, event);
+    newest = {std::max(newest.event, event), next_call};
     size_ = reasons_.size();
   }
 
@@ -56,9 +62,14 @@ class LostPeers {
   }
 
  private:
+  struct Newest {
+    uint64_t event = 0;
+    uint64_t next_call = 0;  // when the peer was found last
+  };
+
   mutable std::mutex mutex_;
   std::unordered_map<int, std::string> reasons_;
-  std::unordered_map<int, uint64_t> newest_;  // the last event of each peer that has been lost or connected
+  std::unordered_map<int, Newest> newest_;  // the last event of each peer that has been lost or connected
   std::atomic<size_t> size_{0};
 };
 

@@ -46,11 +46,11 @@ void Members::remove(int id, const std::string& how) {
   if (member == by_id_.end()) {
     return;
   }
+  left_.push_back({member->second, how});  // first: if this throws, nothing has changed
   const auto named = by_name_.find(member->second->name_);
   if (named != by_name_.end() && named->second == member->second) {
     by_name_.erase(named);
   }
-  left_.push_back({member->second, how});
   by_id_.erase(member);
 }
 

@@ -137,16 +137,16 @@ void OutgoingCalls::end(uint64_t call, int peer, const std::string& error) {
   }
 }
 
-void OutgoingCalls::end_all(int peer, const std::string& error, EventOrder::Handling& event) {
-  const std::vector<Calls::Call> calls = calls_.take_all(peer);
+void OutgoingCalls::end_all(int peer, std::string_view error, EventOrder::Handling& event, uint64_t below) {
+  const Calls::Taken calls = calls_.take_all(peer, below);
   event.note();  // later events need not wait for the callbacks of these calls, which may be slow
-  for (const Calls::Call& call : calls) {
+  for (const auto& [number, call] : calls) {
     end_call(call, error);
   }
 }
 
-void OutgoingCalls::end_all(const std::string& error) {
-  for (const Calls::Call& call : calls_.take_all()) {
+void OutgoingCalls::end_all(std::string_view error) {
+  for (const auto& [number, call] : calls_.take_all()) {
     end_call(call, error);
   }
 }
@@ -212,9 +212,10 @@ bool OutgoingCalls::release_failed_rrefs() {
   return !failed_rrefs_.is_empty();
 }
 
-void OutgoingCalls::end_call(const Calls::Call& call, const std::string& error) {
+void OutgoingCalls::end_call(const Calls::Call& call, std::string_view error) {
   count_end(call);
-  completing(call.future, [&] { fail_call(call, "RPC to " + agent_.members.called(call.peer) + " failed: " + error); });
+  completing(call.future,
+             [&] { fail_call(call, ("RPC to " + agent_.members.called(call.peer) + " failed: ").append(error)); });
   agent_.activity.tell();
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/calls.h"
@@ -32,10 +33,11 @@ class OutgoingCalls {
                                 std::chrono::milliseconds timeout, const Contexts& contexts,
                                 const DeviceMap& device_map, CallLog::Place* recorded);
   void take_answer(int peer, Decoded& answer, EventOrder::Handling& event);
-  // End a call with an error, if it still waits for `peer`; all calls that wait for `peer`; all calls.
+  // End a call with an error, if it still waits for `peer`; the calls that wait for `peer` and have a number less than
+  // `below`; all calls. end_all() throws nothing when memory is short: the calls end then with another text.
   void end(uint64_t call, int peer, const std::string& error);
-  void end_all(int peer, const std::string& error, EventOrder::Handling& event);
-  void end_all(const std::string& error);
+  void end_all(int peer, std::string_view error, EventOrder::Handling& event, uint64_t below = LostPeers::kAllCalls);
+  void end_all(std::string_view error);
   // Ends the calls that have timed out and for which no thread has been free yet. Nothing else ends them when the
   // agent stops.
   void end_late();
@@ -57,7 +59,7 @@ class OutgoingCalls {
   void count_end(const Calls::Call& call);
   // Ends a call with an error, and records the end.
   void fail_call(const Calls::Call& call, const std::string& error);
-  void end_call(const Calls::Call& call, const std::string& error);
+  void end_call(const Calls::Call& call, std::string_view error);
   void fail_late(std::vector<Calls::Call> late);
   void end_late(uint64_t number);
   void end_late(const std::vector<Calls::Call>& late);

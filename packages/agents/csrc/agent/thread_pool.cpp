@@ -44,6 +44,21 @@ Pools& pools() {
   return *pools;
 }
 
+// Removes all elements. Each is destroyed without the lock, because its destructor may take another one; this needs no
+// memory, in contrast to a second queue.
+template <typename Element>
+void drop(std::deque<Element>& queue, std::mutex& mutex) {
+  for (bool is_empty = false; !is_empty;) {
+    Element dropped;
+    const std::lock_guard<std::mutex> lock(mutex);
+    is_empty = queue.empty();
+    if (!is_empty) {
+      dropped = std::move(queue.front());
+      queue.pop_front();
+    }
+  }
+}
+
 }  // namespace
 
 ThreadPool::ThreadPool(std::shared_ptr<Transport> transport, Options options)
@@ -274,7 +289,7 @@ void ThreadPool::post(Job job) {
 void ThreadPool::do_jobs() {
   std::unique_lock<std::mutex> lock(mutex_);
   ++doing_;
-  while (!posts_.empty()) {
+  while (!posts_.empty() && !stopped_) {
     Job job = std::move(posts_.front());
     posts_.pop_front();
     lock.unlock();
@@ -376,17 +391,17 @@ size_t ThreadPool::threads() const {
 }
 
 bool ThreadPool::drain(double seconds) {
-  // Destroyed without the lock, because their destructors may take another one.
-  std::deque<Request> requests, held;
-  std::deque<Job> posts;
   Handle handle;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+    handle.swap(handle_);
+    posted_.notify_all();
+  }
+  drop(backlog_, mutex_);
+  drop(held_, mutex_);
+  drop(posts_, mutex_);
   std::unique_lock<std::mutex> lock(mutex_);
-  stopped_ = true;
-  requests.swap(backlog_);
-  held.swap(held_);
-  posts.swap(posts_);
-  handle.swap(handle_);
-  posted_.notify_all();
   size_t self = 0;
   for (const std::thread& thread : alive_) {
     self += thread.get_id() == std::this_thread::get_id() ? 1 : 0;

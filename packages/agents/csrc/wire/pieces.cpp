@@ -105,6 +105,7 @@ std::shared_ptr<ArrivingMessage> ArrivingMessages::find(const Key& key, Clock::t
     return nullptr;
   }
   peers_[key.peer].heard = entry->second.heard = now;
+  entry->second.is_cut_off = false;
   return entry->second.message;
 }
 
@@ -178,10 +179,13 @@ void ArrivingMessages::remove(const Key& key) {
   }
 }
 
-void ArrivingMessages::lose(int peer) {
+void ArrivingMessages::lose(int peer, Clock::time_point now) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto& [key, entry] : messages_) {
-    entry.is_cut_off = entry.is_cut_off || key.peer == peer;
+    if (key.peer == peer && !entry.is_cut_off) {
+      entry.is_cut_off = true;
+      entry.heard = now;
+    }
   }
 }
 

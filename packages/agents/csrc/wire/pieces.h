@@ -83,10 +83,10 @@ class ArrivingMessages {
   };
 
   // If nothing comes from a peer for kSilence, its unfinished requests are given up: it may have been killed. A request
-  // that a lost connection has cut off is given up if no piece of it comes for kSilenceAfterLoss: the peer may send
-  // others by then, and those of the other direction may have been lost alone. Any request is given up if no piece of
-  // it comes for kSilenceOfRequest: its sender may have ended the call between two pieces, which no message reports.
-  // That is long, because a piece may have to wait behind many other messages of the sender.
+  // that a lost connection may have cut off is given up if no piece of it comes within kSilenceAfterLoss of the loss:
+  // the peer may send others by then. A piece shows that its connection is not the lost one. Any request is given up if
+  // no piece of it comes for kSilenceOfRequest: its sender may have ended the call between two pieces, which no message
+  // reports. That is long, because a piece may have to wait behind many other messages of the sender.
   static constexpr std::chrono::seconds kSilence{60};
   static constexpr std::chrono::seconds kSilenceAfterLoss{5};
   static constexpr std::chrono::minutes kSilenceOfRequest{10};
@@ -110,7 +110,7 @@ class ArrivingMessages {
   void remove(const Key& key);
 
   // A connection to the peer is lost: it may have cut off what has not arrived.
-  void lose(int peer);
+  void lose(int peer, Clock::time_point now = Clock::now());
   // Drops the messages of a peer that has left.
   void forget(int peer);
   // Drops all messages.
@@ -124,7 +124,7 @@ class ArrivingMessages {
   struct Entry {
     std::shared_ptr<ArrivingMessage> message;
     uint64_t bytes = 0;
-    Clock::time_point heard;  // when the last piece came
+    Clock::time_point heard;  // when the last piece came, or if is_cut_off, when the connection was lost
     bool is_cut_off = false;
   };
   struct Peer {

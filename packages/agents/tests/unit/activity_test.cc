@@ -68,7 +68,7 @@ TEST(LostPeers, GiveTheLastReasonUntilThePeerIsFound) {
   lost.add(4, "no route", 1);
   lost.add(3, "it has not answered", 2);
   EXPECT_EQ(lost.why(3), "the connection is lost: it has not answered");
-  lost.remove(3, 3);
+  lost.remove(3, 3, 1);
   EXPECT_EQ(lost.why(3), "");
   EXPECT_EQ(lost.why(4), "the connection is lost: no route");
 }

@@ -166,6 +166,19 @@ TEST_F(CallsTest, APeerTakesItsOwnCallsWithIt) {
   EXPECT_EQ(calls.unanswered_bytes(), 0U);
 }
 
+TEST_F(CallsTest, ALostConnectionTakesOnlyTheCallsBeforeTheNewOne) {
+  const uint64_t older = add(call_to(1));
+  const uint64_t other = add(call_to(2));
+  const uint64_t newer = add(call_to(1, kLong, 500));
+  const Calls::Taken taken = calls.take_all(1, newer);
+  ASSERT_EQ(taken.size(), 1U);
+  EXPECT_EQ(taken.begin()->first, older);
+  EXPECT_TRUE(calls.take(other, 2));
+  EXPECT_EQ(calls.unanswered_bytes(), 500 + Calls::kCallBytes);
+  EXPECT_TRUE(calls.take(newer, 1));
+  EXPECT_EQ(calls.unanswered_bytes(), 0U);
+}
+
 TEST_F(CallsTest, UnansweredBytesIncludeTheCallItself) {
   const uint64_t id = add(call_to(1, kLong, 500));
   EXPECT_EQ(calls.unanswered_bytes(), 500 + Calls::kCallBytes);

@@ -269,5 +269,29 @@ TEST(ArrivingMessages, ARequestOfWhichMoreComesAfterALostConnectionStays) {
   EXPECT_FALSE(message->is_dropped());
 }
 
+TEST(ArrivingMessages, TheTimeAfterALossCountsFromTheLossAndEndsWithTheNextPiece) {
+  constexpr std::chrono::seconds kLonger = ArrivingMessages::kSilenceAfterLoss + std::chrono::seconds(1);
+  constexpr std::chrono::seconds kSecond{1};
+  ArrivingMessages messages(kMessageBytes, kRequestsBytes);
+  const auto begin = ArrivingMessages::Clock::now();
+  (void)messages.find_or_add(request(1, 11), begin);
+  const auto lost = begin + kLonger;  // meanwhile, the piece of another request is on its way
+  messages.lose(1, lost);
+  EXPECT_TRUE(messages.drop_stale(is_awaited, lost + kSecond).empty());
+  const auto heard = lost + kSecond;
+  (void)messages.find_or_add(request(1, 11), heard);  // so it has another connection
+  EXPECT_TRUE(messages.drop_stale(is_awaited, heard + kLonger).empty());
+}
+
+TEST(ArrivingMessages, ASecondLossGivesARequestNoMoreTime) {
+  constexpr std::chrono::seconds kSecond{1};
+  ArrivingMessages messages(kMessageBytes, kRequestsBytes);
+  const auto begin = ArrivingMessages::Clock::now();
+  (void)messages.find_or_add(request(1, 11), begin);
+  messages.lose(1, begin);
+  messages.lose(1, begin + kSecond);
+  EXPECT_EQ(messages.drop_stale(is_awaited, begin + ArrivingMessages::kSilenceAfterLoss + kSecond).size(), 1U);
+}
+
 }  // namespace
 }  // namespace rpc_backends

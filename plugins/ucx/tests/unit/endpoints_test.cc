@@ -5,25 +5,20 @@
 
 #include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "failing_new.h"
 #include "link_table.h"
 #include "outbox.h"
+#include "silent_source.h"
 #include "teardown.h"
 #include "two_workers.h"
 
 namespace rpc_backends::ucx {
 namespace {
-
-struct SilentSource : Inbox::Source {
-  bool progress() override { return false; }
-  bool arm() override { return true; }
-  void on_ready(uint64_t /*id*/) override {}
-  int event_fd() const override { return signal.fd(); }
-  Signal signal;
-};
 
 class ASlowPeer : public testing::Test {
  protected:
@@ -129,6 +124,68 @@ TEST_F(ASlowPeer, AnEndpointIsClosedAtItsTimeAlthoughMessagesHaveNotLeft) {
   endpoints.close_due(until);
   EXPECT_EQ(closed.size(), 1U);
   run_until([this] { return !endpoints.is_flushing() && !endpoints.is_closing() && !outbox.is_leaving(); });
+}
+
+// UCX counts an endpoint from its creation on.
+TEST_F(ASlowPeer, AnEndpointThatIsOpenIsKnownAlthoughMemoryIsShort) {
+  const std::string address = peer.address();
+  int number = 1;
+  for (bool has_failed = true; has_failed; ++number) {
+    ucp_ep_h made = nullptr;
+    fail_allocation(number);
+    try {
+      endpoints.open(3, address, "no endpoint", made);
+    } catch (const std::bad_alloc&) {
+    }
+    has_failed = fail_allocation(0) == 0;
+    EXPECT_EQ(endpoints.peer_of(made), made == nullptr ? -1 : 3) << "allocation " << number;
+    EXPECT_EQ(made == nullptr, has_failed) << "allocation " << number;
+    if (made != nullptr) {
+      endpoints.close(made);
+    }
+  }
+  EXPECT_GT(number, 2);
+}
+
+// The outbox is used with the transport's lock, and whatever owns a part may need other locks to release it.
+TEST_F(ASlowPeer, AMessageThatHasLeftIsKeptAlthoughMemoryIsShort) {
+  const Settings eager = some_settings();  // a small message leaves at once
+  const Services eager_services{eager, counters, inbox, callback_thread, releaser, timers, device_memory, nullptr};
+  Outbox eager_outbox{eager_services};
+  int number = 1;
+  for (bool has_failed = true; has_failed; ++number) {
+    Parts parts = parts_with({"small"});
+    const std::weak_ptr<void> owner = parts[0].owner;
+    auto message = std::make_unique<Outgoing>(std::move(parts), 1000);
+    fail_allocation(number);
+    try {
+      eager_outbox.post(endpoint, 2, wire::Token{1, 2}, static_cast<uint64_t>(number), std::move(message));
+    } catch (const std::bad_alloc&) {
+    }
+    has_failed = fail_allocation(0) == 0;
+    EXPECT_FALSE(owner.expired()) << "allocation " << number;
+  }
+  EXPECT_GT(number, 3);
+}
+
+// UCX completes a flush in several steps, and would take the rest of them after the endpoint is freed. Whether it does
+// depends on the order of addresses, so there are several attempts.
+TEST_F(ASlowPeer, AnEndpointIsClosedAtAnyStepOfItsFlush) {
+  endpoints.close(endpoint);
+  const auto until = Clock::now() + std::chrono::hours(1);
+  for (int steps = 0; steps < 10; ++steps) {
+    for (int attempt = 0; attempt < 20; ++attempt) {
+      endpoints.open(2, peer.address(), "no endpoint", endpoint);
+      post(0);
+      endpoints.close_flushed(endpoint, until);
+      for (int step = 0; step < steps; ++step) {
+        ucp_worker_progress(peer.get());
+        ucp_worker_progress(worker.get());
+      }
+      endpoints.close_due(until);
+      run_until([this] { return !endpoints.is_flushing() && !endpoints.is_closing() && !outbox.is_leaving(); });
+    }
+  }
 }
 
 }  // namespace

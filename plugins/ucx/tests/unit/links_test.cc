@@ -258,6 +258,73 @@ TEST_F(LinksTest, LargeMessagesArriveAfterOneSideHasLostTheLink) {
   }
 }
 
+// A worker that has made no progress for a while finds greetings of several attempts. UCX pairs its own endpoint with
+// that of an earlier attempt, which the peer has closed.
+class LateWorker : public LinksTest {
+ protected:
+  void SetUp() override {
+    hasty.learn(worker2);
+    worker2.learn(hasty);
+  }
+
+  static Settings hasty_settings() {
+    Settings settings = some_settings();
+    settings.handshake_timeout = milliseconds(100);
+    return settings;
+  }
+
+  // Runs only the hasty worker, until it has opened so many connections.
+  void run_alone(uint64_t connections) {
+    Event event;
+    for (const auto until = limit(); hasty.count("connections") < connections && Clock::now() < until;) {
+      (void)hasty.receive(event);
+    }
+    ASSERT_EQ(hasty.count("connections"), connections);
+  }
+
+  // The next event of this kind, while both make progress.
+  static Event next(WorkerOf& waiting, WorkerOf& idle, Kind kind) {
+    Event event, other;
+    for (const auto until = limit(); Clock::now() < until;) {
+      if (waiting.receive(event) && event.kind == kind) {
+        return event;
+      }
+      (void)idle.receive(other);
+    }
+    ADD_FAILURE() << "no event";
+    return {};
+  }
+
+  void exchange_large() {
+    const std::string large(2 << 20, 'x');
+    hasty.transport->send(2, parts_with({large}), false);
+    EXPECT_TRUE(bytes_in(next(worker2, hasty, Kind::kMessage).parts.at(0)) == large);
+    worker2.transport->send(1, parts_with({large}), false);
+    EXPECT_TRUE(bytes_in(next(hasty, worker2, Kind::kMessage).parts.at(0)) == large);
+  }
+
+  WorkerOf hasty{1, hasty_settings()};
+};
+
+TEST_F(LateWorker, OpensAnotherEndpointForTheLastAttempt) {
+  hasty.transport->send(2, parts_with({"dropped"}), false);
+  run_alone(2);
+  (void)next(hasty, worker2, Kind::kFound);
+  EXPECT_GE(worker2.count("connections"), 2U);
+  exchange_large();
+}
+
+TEST_F(LateWorker, OpensAnotherEndpointForTheLastAttemptAfterALink) {
+  exchange_large();
+  Credentials changed = credentials(1, 2);
+  changed.identity = "another";  // which is not checked, because there are no certificates
+  hasty.transport->learn_address(2, worker2.transport->address(), changed);
+  run_alone(3);
+  (void)next(hasty, worker2, Kind::kFound);
+  EXPECT_GE(worker2.count("connections"), 3U);
+  exchange_large();
+}
+
 TEST_F(LinksTest, AnotherAddressOfAPeerEndsItsLink) {
   introduce();
   exchange();

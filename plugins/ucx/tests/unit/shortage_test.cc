@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "failing_new.h"
+#include "silent_source.h"
+#include "strangers.h"
 #include "two_workers.h"
 
 namespace rpc_backends::ucx {
@@ -271,6 +273,51 @@ TEST_F(ShortageTest, ARejectedPeerIsLost) {
     expect_both_ways();
   }
   EXPECT_GT(number, 3);
+}
+
+TEST_F(ShortageTest, AForgottenPeerIsUnknown) {
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    WorkerOf forgetting(1, hasty_settings()), peer(2, hasty_settings());
+    forgetting.learn(peer);
+    forgetting.transport->send(2, some_parts(), false);  // it waits for the peer's answer to the greeting
+    has_failed = fails(number, [&] { forgetting.transport->forget(2); });
+    EXPECT_THROW(forgetting.transport->send(2, some_parts(), false), TransportError) << "allocation " << number;
+  }
+  EXPECT_GT(number, 3);
+}
+
+TEST_F(ShortageTest, AGreetingIsKeptOnlyForItsLookup) {
+  SilentSource source;
+  Counters counters;
+  Inbox inbox(source, std::chrono::microseconds(10), counters);
+  CallbackThread callback_thread("test", [](const std::string&, double) { return std::optional<int>(); }, {});
+  Strangers strangers(callback_thread, inbox, counters);
+  const std::string proof(sizeof(wire::Proof), 'p');
+  const Greeted greeting{{}, std::string(100, 'i')};
+  int number = 1;
+  for (bool has_failed = true; has_failed; ++number) {
+    has_failed = fails(number, [&] { strangers.look_up(proof, greeting); });
+    EXPECT_EQ(strangers.take(proof).has_value(), !has_failed) << "allocation " << number;
+  }
+  EXPECT_GT(number, 3);
+  callback_thread.stop();
+}
+
+TEST_F(ShortageTest, AStrangerIsRefusedAlthoughMemoryIsShortAfterItsLookup) {
+  const auto use_up_memory = [](const std::string&, double) {
+    fail_allocation(1);
+    return std::optional<int>();
+  };
+  WorkerOf stranger(1, hasty_settings()), callee(2, hasty_settings(), use_up_memory);
+  stranger.learn(callee);
+  stranger.transport->send(2, some_parts(), false);
+  Event event;
+  for (const auto until = limit(); callee.count("refused") == 0 && Clock::now() < until;) {
+    (void)stranger.receive(event);
+    (void)callee.receive(event);
+  }
+  EXPECT_GT(callee.count("refused"), 0U);
 }
 
 TEST_F(ShortageTest, AMessageBehindTheFirstGreetingArrivesOrIsLost) {

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "run_posted.h"
+
 namespace rpc_backends::zeromq {
 namespace {
 
@@ -19,13 +21,6 @@ constexpr std::chrono::seconds kLimit{60};
 template <typename Future>
 bool is_ready(Future&& future) {
   return future.wait_for(kLimit) == std::future_status::ready;
-}
-
-// Waits until the loop has run everything that was posted before.
-void settle(EventLoop& loop) {
-  const auto done = std::make_shared<std::promise<void>>();
-  loop.post([done] { done->set_value(); });
-  ASSERT_TRUE(is_ready(done->get_future()));
 }
 
 TEST(EventLoop, RunsPostedTasksInOrderOnItsThread) {
@@ -38,7 +33,7 @@ TEST(EventLoop, RunsPostedTasksInOrderOnItsThread) {
       thread = std::this_thread::get_id();
     });
   }
-  settle(loop);
+  run_posted(loop);
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
   EXPECT_EQ(order.size(), 300U);
   EXPECT_NE(thread, std::this_thread::get_id());
@@ -74,7 +69,7 @@ TEST(EventLoop, WatchesADescriptorUntilUnwatch) {
   ASSERT_TRUE(is_ready(seen.get_future()));
   loop.unwatch(id, signal.fd());
   signal.set();
-  settle(loop);
+  run_posted(loop);
   EXPECT_EQ(runs, 1);
 }
 
@@ -95,7 +90,7 @@ TEST(EventLoop, ATaskMayUnwatchItself) {
 TEST(EventLoop, AnExceptionEndsOnlyItsTask) {
   EventLoop loop;
   loop.post([] { throw std::runtime_error("on purpose"); });
-  settle(loop);
+  run_posted(loop);
   EXPECT_EQ(loop.failures(), 1U);
 }
 

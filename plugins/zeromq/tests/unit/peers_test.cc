@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <future>
 #include <memory>
 #include <string>
@@ -16,6 +17,7 @@
 #include "failing_new.h"
 #include "greeting.h"
 #include "parts.h"
+#include "run_posted.h"
 
 namespace rpc_backends::zeromq {
 namespace {
@@ -47,16 +49,6 @@ struct Worker {
     Event event;
     EXPECT_EQ(inbox.receive(event, limit()), Received::kEvent);
     return event;
-  }
-
-  // Returns once the event loop has run what was posted before.
-  void run_posted() {
-    std::atomic<bool> has_run{false};
-    loop.post([&has_run] {
-      has_run = true;
-      has_run.notify_all();
-    });
-    has_run.wait(false);
   }
 
   Settings settings = some_settings();
@@ -179,7 +171,7 @@ TEST_F(PeersTest, MessagesThatHaveArrivedComeBeforeTheLoss) {
   ASSERT_TRUE(stream->send(parts_with({"the last words"})));
   stream->drain(limit());  // they are in the worker's socket
   peers.end_connection(kPeer, "it sent nonsense");
-  worker.run_posted();
+  run_posted(worker.loop);
 
   EXPECT_EQ(message_in(worker.next()), "the last words");
   const Event loss = worker.next();
@@ -277,7 +269,7 @@ TEST_F(PeersTest, ALossIsNotReportedForAPeerThatWasForgottenAndLearnedAgain) {
     forgotten.kind = Event::Kind::kFound;
     worker.inbox.push(std::move(forgotten));
     peers.learn(kPeer, there.endpoint(), {});
-    worker.run_posted();
+    run_posted(worker.loop);
 
     bool is_forgotten = false;
     Event event;
@@ -297,7 +289,7 @@ TEST_F(PeersTest, ALossIsReportedAlthoughMemoryIsShort) {
     worker.loop.post([number] { fail_allocation(number); });
     peers.end_connection(kPeer, "it sent nonsense, for a reason too long for a short string");
     worker.loop.post([&left] { left = fail_allocation(0); });
-    worker.run_posted();
+    run_posted(worker.loop);
 
     const Event loss = worker.next();
     EXPECT_EQ(loss.kind, Event::Kind::kLost) << "allocation " << number;
@@ -328,7 +320,7 @@ TEST_F(PeersTest, ALostPeerIsFoundAlthoughMemoryIsShort) {
     accepting.join();
     worker.loop.post([&left] { left = fail_allocation(0); });
     peers.forget(kPeer);
-    worker.run_posted();
+    run_posted(worker.loop);
     Event event;
     while (worker.inbox.receive(event, Clock::now()) == Received::kEvent) {  // it may have been lost once more
     }

@@ -178,11 +178,15 @@ class EventQueue {
   }
 
   void close() {
-    std::deque<Event> dropped;  // destroyed without the lock, because that may have to wait for Python
-    {
+    for (bool is_empty = false; !is_empty;) {
+      Event dropped;  // destroyed without the lock, because that may have to wait for Python
       std::lock_guard<std::mutex> lock(mutex_);
       closed_ = true;
-      dropped.swap(events_);
+      is_empty = events_.empty();
+      if (!is_empty) {
+        dropped = std::move(events_.front());
+        events_.pop_front();
+      }
     }
     ready_.notify_all();
   }
