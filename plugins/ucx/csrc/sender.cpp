@@ -40,7 +40,8 @@ void Sender::send(Link& link, std::unique_ptr<Outgoing>&& outgoing) {
   if (link.endpoint == nullptr) {
     opening_.open(link);
   }
-  if (link.is_confirmed) {
+  // A broken link ends at the next progress, with what is queued: nothing may overtake that.
+  if (link.is_confirmed && !link.is_broken) {
     post(link, std::move(outgoing));
   } else {
     link.queue.push_back(std::move(outgoing));

@@ -22,7 +22,7 @@ void Strangers::look_up(const std::string& proof, const Greeted& greeting) {
   greetings_.insert_or_assign(proof, Greeted(greeting));
   bool is_queued = false;
   try {
-    // The entry is made here: on the callback thread, a shortage of memory would end the process.
+    // The entry is made here: if memory is short on the callback thread, the answer is lost.
     is_queued = callback_thread_.look_up(
         proof, [this, looked_up = std::list<std::string>{proof}](std::optional<int> /*peer*/) mutable {
           // Runs without the transport's lock, because the callback thread holds its own.

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <new>
 
 #include "rpc_backends_agents/transport.h"
 
@@ -35,6 +36,16 @@ bool take_prefix(const std::string& text, const std::string& prefix, std::string
 }
 
 constexpr int kSocket = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+
+// Owns a descriptor. Throws TransportError if it is -1, and std::bad_alloc; then it is closed.
+std::unique_ptr<Fd> owned(int fd) {
+  try {
+    return std::make_unique<Fd>(fd);
+  } catch (const std::bad_alloc&) {
+    ::close(fd);
+    throw;
+  }
+}
 
 // Returns the size of the address, or 0 if the text is none.
 socklen_t parse_address(const std::string& host, const std::string& port, bool is_ipv6, sockaddr_storage& address) {
@@ -121,13 +132,13 @@ std::shared_ptr<Fd> Endpoint::probe(int& error) const {
     error = errno;
     return nullptr;
   }
-  const auto fd = std::make_shared<Fd>(probe);
+  const std::shared_ptr<Fd> fd = owned(probe);
   error = ::connect(probe, reinterpret_cast<const sockaddr*>(&address_), size_) == 0 ? 0 : errno;
   return error == EINPROGRESS ? fd : nullptr;
 }
 
 std::unique_ptr<Fd> Endpoint::open_socket(double longest_silence) const {
-  auto socket = std::make_unique<Fd>(::socket(address_.ss_family, kSocket, 0));
+  auto socket = owned(::socket(address_.ss_family, kSocket, 0));
   tune(socket->get(), longest_silence);
   return socket;
 }
@@ -154,7 +165,7 @@ std::unique_ptr<Fd> Endpoint::listen(const std::string& text, std::string& bound
     throw BindError(EINVAL, text);
   }
   const int family = address.ss_family;
-  auto socket = std::make_unique<Fd>(::socket(family, kSocket, 0));
+  auto socket = owned(::socket(family, kSocket, 0));
   const int yes = 1;
   if (is_tcp) {
     ::setsockopt(socket->get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "keys.h"
+#include "memory_shortage.h"
 
 namespace rpc_backends::zeromq {
 
@@ -73,10 +74,11 @@ struct ZeroMQTransport::Impl : GatedTransport::Engine {
   }
 
   void forget(int peer) override {
-    directory.forget(peer);
-    proofs.forget(peer);
-    peers.forget(peer);
-    listener->forget(peer);
+    // Each step, although memory is short: the peer must not be admitted again.
+    insist([&] { directory.forget(peer); });
+    insist([&] { proofs.forget(peer); });
+    insist([&] { peers.forget(peer); });
+    insist([&] { listener->forget(peer); });
   }
 
   void send(int peer, Parts parts, bool reply) override {

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <fstream>
 #include <future>
+#include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -112,6 +114,25 @@ TEST(CallbackThread, BoundsItsQueueWhileACallbackBlocks) {
   }
   EXPECT_EQ(accepted, 1000);
   go_on.set_value();
+}
+
+TEST(CallbackThread, GoesOnWhenACallbackRunsOutOfMemory) {
+  std::promise<std::optional<int>> unknown, found;
+  CallbackThread thread(
+      "test",
+      [](const std::string& key, double) {
+        if (key == "short") {
+          throw std::bad_alloc();
+        }
+        return std::optional<int>(1);
+      },
+      [](const std::string&) { throw std::bad_alloc(); });
+  thread.report("a line");
+  EXPECT_TRUE(thread.look_up("short", [&](std::optional<int> worker) { unknown.set_value(worker); }));
+  EXPECT_TRUE(thread.look_up("key", [](std::optional<int>) { throw std::bad_alloc(); }));
+  EXPECT_TRUE(thread.look_up("key", [&](std::optional<int> worker) { found.set_value(worker); }));
+  EXPECT_EQ(unknown.get_future().get(), std::nullopt);
+  EXPECT_EQ(found.get_future().get(), 1);
 }
 
 TEST(CallbackThread, GivesNoAnswerAfterStop) {

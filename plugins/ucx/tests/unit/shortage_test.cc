@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "failing_new.h"
+#include "links.h"
 #include "silent_source.h"
 #include "strangers.h"
 #include "two_workers.h"
@@ -343,6 +344,68 @@ TEST_F(ShortageTest, AMessageBehindTheFirstGreetingArrivesOrIsLost) {
       receive();
     }
     EXPECT_TRUE(is_over) << "allocation " << number;
+  }
+  EXPECT_GT(number, 3);
+}
+
+// The links of a worker, which make progress only when the test says so.
+struct BareLinks {
+  explicit BareLinks(int self) { links.start(self); }
+  ~BareLinks() { worker.reset(); }  // as the transport does
+  BareLinks(const BareLinks&) = delete;
+  BareLinks& operator=(const BareLinks&) = delete;
+
+  void send(int peer, const char* text) { links.send(peer, links.prepare(parts_with({text}))); }
+
+  const Settings settings = hasty_settings();
+  Context context{settings.config};
+  SilentSource source;
+  Counters counters;
+  Inbox inbox{source, std::chrono::microseconds(10), counters};
+  Releaser releaser{"test", 0};
+  Timers timers;
+  DeviceMemory device_memory{context, {}};
+  CallbackThread callback_thread{"test", {}, {}};
+  std::unique_ptr<Worker> worker = std::make_unique<Worker>(context);
+  Links links{{settings, counters, inbox, callback_thread, releaser, timers, device_memory, nullptr}, *worker};
+};
+
+TEST_F(ShortageTest, NoMessageOvertakesOneThatWaitsForTheAnswerToTheGreeting) {
+  int number = 1;
+  for (bool has_failed = true; has_failed && !HasFailure(); ++number) {
+    SCOPED_TRACE(number);
+    BareLinks caller(1);
+    WorkerOf callee(2, hasty_settings());
+    caller.links.learn(2, callee.transport->address(), credentials(1, 2));
+    callee.transport->learn_address(1, caller.worker->address(), credentials(2, 1));
+    caller.send(2, "first");
+    Event event;
+    for (const auto until = limit(); callee.count("connections") == 0 && Clock::now() < until;) {
+      EXPECT_FALSE(callee.receive(event));
+    }
+    has_failed = false;
+    fail_allocation(number);
+    for (int i = 0; i < 20 && !has_failed; ++i) {
+      try {
+        (void)caller.links.progress();
+      } catch (const std::bad_alloc&) {
+      }
+      const int left = fail_allocation(0);
+      has_failed = left == 0;
+      fail_allocation(left);
+    }
+    fail_allocation(0);
+    try {
+      caller.send(2, "second");
+    } catch (const TransportError&) {  // the peer is lost
+    }
+    for (const auto until = limit(); caller.counters.peers_lost == 0 && Clock::now() < until;) {
+      if (callee.receive(event)) {
+        EXPECT_TRUE(event.kind != Event::Kind::kMessage || bytes_in(event.parts.at(0)) == "first");
+        break;
+      }
+      (void)caller.links.progress();
+    }
   }
   EXPECT_GT(number, 3);
 }

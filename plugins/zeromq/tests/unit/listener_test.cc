@@ -164,6 +164,32 @@ std::ptrdiff_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
 }
 
+TEST(Endpoint, NoDescriptorIsLeftOpenIfMemoryIsShort) {
+  const auto before = open_descriptors();
+  std::string bound;
+  const auto listening = Endpoint::listen("tcp://127.0.0.1:*", bound);
+  const Endpoint endpoint(bound);
+  int number = 1;
+  for (bool has_failed = true; has_failed; ++number) {
+    const std::string where = "tcp://127.0.0.1:*";
+    std::string other;
+    int error = 0;
+    const auto fails = [number](const auto& work) {
+      fail_allocation(number);
+      try {
+        work();
+      } catch (const std::bad_alloc&) {
+      }
+      return fail_allocation(0) == 0;
+    };
+    const bool open_fails = fails([&] { endpoint.open_socket(60); });
+    const bool probe_fails = fails([&] { endpoint.probe(error); });
+    has_failed = fails([&] { Endpoint::listen(where, other); }) || open_fails || probe_fails;
+    EXPECT_EQ(open_descriptors(), before + 1) << "allocation " << number;
+  }
+  EXPECT_GT(number, 2);
+}
+
 TEST(Listener, ConnectionsAreAcceptedAgainAlthoughMemoryWasShort) {
   for (int number = 1; number <= 10; ++number) {
     const auto before = open_descriptors();

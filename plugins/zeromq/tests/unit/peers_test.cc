@@ -18,6 +18,7 @@
 #include "greeting.h"
 #include "parts.h"
 #include "run_posted.h"
+#include "zeromq_transport.h"
 
 namespace rpc_backends::zeromq {
 namespace {
@@ -359,6 +360,20 @@ TEST_F(PeersTest, WhatIsQueuedBehindAHandshakeIsWaitedFor) {
   EXPECT_EQ(message_in(there.next()), "hello");
   closing.join();
   EXPECT_EQ(error_of_send(), "worker 7 is not known to this worker");
+}
+
+TEST(ZeroMQTransport, AForgottenPeerIsUnknownAlthoughMemoryIsShort) {
+  int number = 1;
+  for (bool has_failed = true; has_failed && !testing::Test::HasFailure(); ++number) {
+    ZeroMQTransport transport(some_settings(), {}, {});
+    transport.start(1);
+    transport.learn_endpoint(kPeer, "tcp://127.0.0.1:9", {});
+    fail_allocation(number);
+    transport.forget(kPeer);
+    has_failed = fail_allocation(0) == 0;
+    EXPECT_THROW(transport.send(kPeer, parts_with({"x"}), false), TransportError) << "allocation " << number;
+  }
+  EXPECT_GT(number, 2);
 }
 
 }  // namespace

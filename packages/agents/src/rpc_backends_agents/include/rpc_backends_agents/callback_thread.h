@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -31,7 +32,8 @@ class CallbackThread {
 
   bool can_look_up() const;
 
-  // Returns false if the queue is full. Otherwise `answer` is called on this thread; it must not block.
+  // Returns false if the queue is full. Otherwise `answer` is called on this thread; it must not block. If it throws
+  // std::bad_alloc, nothing more happens: the asker needs a time limit.
   bool look_up(const std::string& key, Answer answer);
 
   // Drops the line if the queue is full.
@@ -76,6 +78,19 @@ struct CallbackThread::State {
     return true;
   }
 
+  // Returns the worker that was looked up. If memory is short, that is none, or the line is dropped.
+  std::optional<int> run(const Task& task) const {
+    try {
+      if (task.answer) {
+        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - task.since;
+        return on_unknown_key(task.text, waited.count());
+      }
+      on_refused(task.text);
+    } catch (const std::bad_alloc&) {  // must not end the process
+    }
+    return std::nullopt;
+  }
+
   void loop() {
     std::unique_lock<std::mutex> lock(mutex);
     for (;;) {
@@ -86,17 +101,14 @@ struct CallbackThread::State {
       const Task task = std::move(tasks.front());
       tasks.pop_front();
       lock.unlock();
-      std::optional<int> worker;
-      if (task.answer) {
-        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - task.since;
-        worker = on_unknown_key(task.text, waited.count());
-      } else {
-        on_refused(task.text);
-      }
+      const std::optional<int> worker = run(task);
       lock.lock();
       // Call it with the lock, so that no answer is called after stop().
       if (task.answer && !stopped) {
-        task.answer(worker);
+        try {
+          task.answer(worker);
+        } catch (const std::bad_alloc&) {  // must not end the process
+        }
       }
     }
     ended = true;
