@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "identity.h"
 #include "incoming.h"
@@ -22,8 +23,9 @@ struct Link {
 
   // To the peer.
   ucp_ep_h endpoint = nullptr;
-  uint64_t opened = 0;      // endpoints to this address so far
-  ucp_ep_h bulk = nullptr;  // over a network: a connection of its own for large messages, from the first one on
+  uint64_t opened = 0;            // endpoints to this address so far
+  ucp_ep_h bulk = nullptr;        // over a network: a connection of its own for large messages, from the first one on
+  std::vector<ucp_ep_h> skipped;  // over a network: see Opening::skip_endpoints()
   wire::Token token;
   uint64_t next_small = 0, next_large = wire::kFirstLarge;
   bool is_confirmed = false;

@@ -183,6 +183,9 @@ void Links::close(Clock::time_point deadline) {
     processes_.forget(link->peer);
   }
   progress_until(std::max(deadline, Clock::now() + kGoodbyeTime), [this] { return !endpoints_.is_flushing(); });
+  for (auto& [peer, link] : table_) {
+    teardown_.close_skipped(*link);
+  }
   progress_until(Clock::now() + kCloseTime, [this] {
     endpoints_.close_due(Clock::time_point::max());
     return !endpoints_.is_flushing() && !endpoints_.is_closing();

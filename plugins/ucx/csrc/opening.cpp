@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kLongestPause{5000};
 // The most endpoints that a greeting makes this worker open and close. Over a network each takes a connection, and a
 // peer leaves endpoints here only if this worker was suspended, or refused its greetings.
 constexpr int kMostSkipped = 1000;
-constexpr int kMostSkippedInNetwork = 64;
+constexpr size_t kMostSkippedInNetwork = 64;
 
 }  // namespace
 
@@ -76,14 +76,22 @@ void Opening::open_endpoint(Link& link, ucp_ep_h& endpoint) {
 // UCX pairs the endpoints of two workers in the order in which each worker opens them. If the peer has given up some of
 // its own without an answer, the next one of this worker would belong to one that is closed: in shared memory, UCX
 // would wait for ever for the answer to a large message, and over a network the connection would fail when it is used.
-// So this worker gives up as many.
+// So this worker gives up as many. Over a network they are closed with the link, because they may share a TCP
+// connection with the peer's endpoint.
 void Opening::skip_endpoints(Link& link, uint64_t theirs) {
-  int most = kMostSkipped;
-  for (int i = 0; i < most && link.opened + 1 < theirs; ++i) {
-    ucp_ep_h unused = nullptr;
-    open_endpoint(link, unused);
-    most = is_in_shared_memory(unused) ? kMostSkipped : kMostSkippedInNetwork;
-    endpoints_.close(unused);
+  for (int i = 0; i < kMostSkipped && link.opened + 1 < theirs; ++i) {
+    ucp_ep_h& unused = link.skipped.emplace_back();
+    try {
+      open_endpoint(link, unused);
+    } catch (...) {
+      link.skipped.pop_back();
+      throw;
+    }
+    if (is_in_shared_memory(unused)) {
+      teardown_.close_skipped(link);
+    } else if (link.skipped.size() >= kMostSkippedInNetwork) {
+      return;
+    }
   }
 }
 

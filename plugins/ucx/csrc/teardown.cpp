@@ -63,6 +63,7 @@ void Teardown::report_lost(Link& link, std::string_view reason) {
 }
 
 void Teardown::close(Link& link) {
+  close_skipped(link);
   if (link.endpoint == nullptr) {
     return;
   }
@@ -71,6 +72,12 @@ void Teardown::close(Link& link) {
   }
   endpoints_.close(std::exchange(link.endpoint, nullptr));
   link.token = Token();
+}
+
+void Teardown::close_skipped(Link& link) {
+  for (const ucp_ep_h endpoint : std::exchange(link.skipped, {})) {
+    endpoints_.close(endpoint);
+  }
 }
 
 void Teardown::end_incoming(Link& link) {
@@ -84,6 +91,7 @@ void Teardown::end_incoming(Link& link) {
 
 void Teardown::part(Link& link, bool comes_back, std::string_view reason) {
   end_incoming(link);
+  close_skipped(link);
   if (link.endpoint == nullptr) {
     return;
   }

@@ -23,6 +23,7 @@ class Teardown {
   void end_later(Link& link);
   // Closes the connection to the peer at once.
   void close(Link& link);
+  void close_skipped(Link& link);
   // Drops what waits for the peer.
   void drop_queue(Link& link);
   // Takes no more messages from the peer, until it greets again.
