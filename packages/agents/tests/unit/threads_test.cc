@@ -117,7 +117,7 @@ TEST(CallbackThread, BoundsItsQueueWhileACallbackBlocks) {
 }
 
 TEST(CallbackThread, GoesOnWhenACallbackRunsOutOfMemory) {
-  std::promise<std::optional<int>> unknown, found;
+  std::promise<std::optional<int>> unknown, known;
   CallbackThread thread(
       "test",
       [](const std::string& key, double) {
@@ -130,9 +130,9 @@ TEST(CallbackThread, GoesOnWhenACallbackRunsOutOfMemory) {
   thread.report("a line");
   EXPECT_TRUE(thread.look_up("short", [&](std::optional<int> worker) { unknown.set_value(worker); }));
   EXPECT_TRUE(thread.look_up("key", [](std::optional<int>) { throw std::bad_alloc(); }));
-  EXPECT_TRUE(thread.look_up("key", [&](std::optional<int> worker) { found.set_value(worker); }));
+  EXPECT_TRUE(thread.look_up("key", [&](std::optional<int> worker) { known.set_value(worker); }));
   EXPECT_EQ(unknown.get_future().get(), std::nullopt);
-  EXPECT_EQ(found.get_future().get(), 1);
+  EXPECT_EQ(known.get_future().get(), 1);
 }
 
 TEST(CallbackThread, GivesNoAnswerAfterStop) {
