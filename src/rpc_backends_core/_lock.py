@@ -125,8 +125,9 @@ def _replace(file: Path, text: str) -> None:
     try:
         temporary.write_text(text, encoding="utf-8")
         if file.exists():
-            former = file.stat()
-            os.chown(temporary, former.st_uid, former.st_gid)
+            former, new = file.stat(), temporary.stat()
+            if (former.st_uid, former.st_gid) != (new.st_uid, new.st_gid):
+                os.chown(temporary, former.st_uid, former.st_gid)
             temporary.chmod(stat.S_IMODE(former.st_mode))
         temporary.replace(file)
     except BaseException:

@@ -39,7 +39,7 @@ BELOW = {
     },
     "rpc_backend_ucx": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backend_zeromq": {"rpc_backends_core", "rpc_backends_agents"},
-    "rpc_backends_faults": {"rpc_backends_core", "rpc_backends_agents"},
+    "rpc_backends_faults": {"rpc_backends_core", "rpc_backends_agents", "rpc_backends_processes"},
     "rpc_backends_guard": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_opentelemetry": {"rpc_backends_core", "rpc_backends_agents"},
     "rpc_backends_inspect": {
@@ -79,16 +79,12 @@ TOOLS = {
     "rpc_backends_agents.engine.certificate_check": {"rpc_backends_cli"},
     "rpc_backends_agents.engine.secret_command": {"rpc_backends_cli"},
     "rpc_backends_faults.check": {"rpc_backends_cli"},
-    "rpc_backends_faults.command": {"rpc_backends_cli", "rpc_backends_processes"},
-    **{
-        name: {"rpc_backends_cli", "rpc_backends_processes"}
-        for name in modules()
-        if name.startswith("rpc_backends_faults.explore.")
-    },
+    "rpc_backends_faults.command": {"rpc_backends_cli"},
+    "rpc_backends_faults.explore.command": {"rpc_backends_cli"},
     "rpc_backends_faults.pytest_plugin": {"rpc_backends_testing"},
     "rpc_backends_guard.check": {"rpc_backends_cli"},
     "rpc_backends_guard.command": {"rpc_backends_cli"},
-    "rpc_backends_faults.testing": {"rpc_backends_testing", "rpc_backends_processes"},
+    "rpc_backends_faults.testing": {"rpc_backends_testing"},
 }
 #: The folder of each distribution.
 FOLDERS = {

@@ -246,10 +246,11 @@ class Roster:
     def report_loss(self, worker_id: int) -> None:
         """Record that this worker has lost a member, so that the others look after it. Never raises."""
         self.refresh()
-        with self._changing:  # another thread may remove the member
-            numbers = [
-                number for number in self._joined if self._peers[number].worker_id == worker_id
-            ]
+        # Copies, because another thread may remove the member; it may hold the lock for long.
+        peers, joined = self._peers.copy(), self._joined.copy()
+        numbers = [
+            number for number in joined if number in peers and peers[number].worker_id == worker_id
+        ]
         try:
             for number in numbers:
                 count = self._reports.get(number, 0)
