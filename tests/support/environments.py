@@ -55,6 +55,7 @@ def free_port() -> int:
     """Return a TCP port of the loopback interface on which nothing listens.
 
     The kernel does not choose it: it might give the same one to another socket before the test listens.
+    As `rpc_backends_processes.free_port`; `make wheels` needs it where no package of ours is installed.
     """
     chosen_by_kernel = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     while True:

@@ -14,6 +14,7 @@ import pytest
 
 from rpc_backends_guard import hooks, read
 from rpc_backends_guard.check import check
+from rpc_backends_processes import free_port
 from support.command import run_python
 
 PROGRAM = """
@@ -87,17 +88,9 @@ if __name__ == "__main__":
 def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a folder."""
     environ = {name: v for name, v in os.environ.items() if not name.startswith("RPC_BACKENDS_")}
-    environ |= {"PYTHONPATH": str(folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    environ |= {"PYTHONPATH": str(folder), "MASTER_ADDR": "127.0.0.1"}
+    environ["MASTER_PORT"] = str(free_port())
     return run_python(*arguments, env={**environ, **env}, cwd=folder)
-
-
-def free_port() -> str:
-    """Return a port that is free now."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def guard(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

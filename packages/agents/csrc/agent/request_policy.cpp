@@ -246,10 +246,10 @@ std::optional<RequestPolicy::Asked> RequestPolicy::find_unlisted(const std::stri
   switch (request.type) {
     case kPythonCall:
     case kPythonRemoteCall: {
-      const std::string function = called_function(python_pickle(request));
       if (learns_ || !refuses_) {
         return std::nullopt;  // Python notes the module and the qualified name, and unpickles the call in any case
       }
+      const std::string function = called_function(python_pickle(request));
       return check("functions", function.empty() ? kUnreadable : std::string_view(function),
                    rules->functions.count(function) != 0 || rules->conditional.count(function) != 0);
     }

@@ -311,7 +311,7 @@ class LateWorker : public testing::TestWithParam<bool> {
     EXPECT_TRUE(bytes_in(next(hasty, worker2, Kind::kMessage).parts.at(0)) == large);
   }
 
-  // Nobody has lost the other one meanwhile.
+  // Neither worker has lost the other one meanwhile.
   void exchange_large_twice() {
     const uint64_t lost = hasty.count("peers_lost"), lost_by_other = worker2.count("peers_lost");
     exchange_large();

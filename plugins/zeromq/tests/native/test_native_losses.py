@@ -27,6 +27,7 @@ from native_workers import (
 )
 
 from rpc_backend_zeromq._native import TransportError
+from rpc_backends_processes import free_port
 from support.workers import suspend
 
 pytestmark = pytest.mark.slow
@@ -52,13 +53,6 @@ def start_echo(start: Start, worker0: Worker, endpoint: str, **settings: Any) ->
     where, its_key = child.hear()
     worker0.transport.learn(1, where, its_key.encode() if its_key else None)
     return child
-
-
-def free_port() -> int:
-    """Return a port on which no process listens."""
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
 
 
 def test_an_absent_peer_is_lost_at_once(make: MakeWorker, encrypted: bool) -> None:
