@@ -29,7 +29,7 @@ from rpc_backend_zeromq.unix_sockets import Node
 from rpc_backends_agents.engine import canonical, secret
 from rpc_backends_agents.engine import sealed as seals
 from rpc_backends_agents.engine.errors import PublicationError
-from rpc_backends_agents.engine.host import Host
+from rpc_backends_agents.engine.host import Host, Process
 from rpc_backends_agents.member_records import Peer
 from rpc_backends_agents.roster import Roster
 from rpc_backends_core._device_maps import WorkerDevices
@@ -235,6 +235,7 @@ def publications() -> tuple[list[bytes], Callable[[bytes], None]]:
         public_key=public,
         session="0" * 32,
         max_message_bytes=1,
+        process=Process(7, 1234567, "4:6"),
         place="loopback",
     )
     bare = Publication(

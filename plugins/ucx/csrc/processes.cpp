@@ -1,48 +1,18 @@
 #include "processes.h"
 
-#include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
-#include <sstream>
 #include <string>
 
 #include "link.h"
+#include "rpc_backends_agents/process.h"
 
 namespace rpc_backends::ucx {
 
 namespace {
 
-// Returns the start time of a process, in clock ticks; 0 if there is no such process.
-uint64_t start_of(int pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string line((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const size_t end = line.rfind(')');  // end of the name, which may contain any characters
-  if (end == std::string::npos) {
-    return 0;
-  }
-  std::istringstream fields(line.substr(end + 1));
-  std::string skipped;
-  uint64_t start = 0;
-  for (int i = 0; i < 19; ++i) {
-    fields >> skipped;
-  }
-  fields >> start;
-  return start;
-}
-
 // How long the end of a process may be seen after its sockets and its memory are closed.
 constexpr int kExitMilliseconds = 50;
-
-// Whether a process ends within so many milliseconds; also if its parent has not waited for it yet.
-bool ends_within(int milliseconds, const Fd& process) {
-  pollfd end{process.get(), POLLIN, 0};
-  return poll(&end, 1, milliseconds) == 1;
-}
 
 [[noreturn]] void throw_ended(int peer) {
   throw TransportError(called(peer) + " is lost: its process has ended");
@@ -51,7 +21,7 @@ bool ends_within(int milliseconds, const Fd& process) {
 // Opens a process. Returns false if the system has no descriptors of processes, or a sandbox forbids them: only a
 // message that fails tells that the process has ended.
 bool open(int peer, int pid, std::optional<Fd>& process) {
-  const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  const int fd = open_process(pid);
   const int error = errno;
   if (fd != -1) {
     process.emplace(fd);

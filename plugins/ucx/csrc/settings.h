@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "rpc_backends_agents/openssl/certificates.h"
+#include "rpc_backends_agents/process.h"
 #include "wire.h"
 
 namespace rpc_backends::ucx {
@@ -32,12 +33,6 @@ struct Settings {
   std::map<std::string, std::string> device_memory;
   // With which this worker proves who it is. Null: workers have no certificates.
   std::shared_ptr<const Certificates> certificates;
-};
-
-// A process on this host whose end is watched.
-struct Process {
-  int pid = 0;         // 0: unknown, or on another host
-  uint64_t start = 0;  // its start time in clock ticks, which tells whether the pid was reused
 };
 
 struct Credentials {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "keys.h"
 #include "rpc_backends_agents/openssl/python.h"
@@ -64,7 +65,7 @@ void send_buffers(PythonTransport& transport, int peer, const py::iterable& buff
 
 void learn(PythonTransport& transport, int peer, const std::string& endpoint,
            const std::optional<py::bytes>& public_key, const std::optional<std::array<py::bytes, 4>>& proofs,
-           std::optional<uint64_t> max_message) {
+           std::optional<uint64_t> max_message, std::pair<int, uint64_t> process) {
   Credentials credentials;
   credentials.public_key = public_key ? std::string(*public_key) : std::string();
   if (proofs) {
@@ -74,6 +75,7 @@ void learn(PythonTransport& transport, int peer, const std::string& endpoint,
     credentials.their_answer = (*proofs)[3];
   }
   credentials.max_message = max_message.value_or(UINT64_MAX);
+  credentials.process = {process.first, process.second};
   const py::gil_scoped_release release;
   transport.learn_endpoint(peer, endpoint, credentials);
 }
@@ -96,7 +98,7 @@ PYBIND11_MODULE(_native, module) {
       .def("bind", &PythonTransport::bind, py::arg("endpoints"), release())
       .def("start", &PythonTransport::start, py::arg("self_id"), release())
       .def("learn", &learn, py::arg("peer"), py::arg("endpoint"), py::arg("public_key"), py::arg("proofs") = py::none(),
-           py::arg("max_message") = py::none())
+           py::arg("max_message") = py::none(), py::arg("process") = std::pair<int, uint64_t>(0, 0))
       .def("renew", &PythonTransport::renew, py::arg("certificates"), release())
       .def("revoke", &PythonTransport::revoke, py::arg("names"), release())
       .def("send", &send_buffers, py::arg("peer"), py::arg("parts"), py::arg("reply"));

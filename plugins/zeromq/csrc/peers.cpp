@@ -123,6 +123,9 @@ void Peers::send(int peer, Parts parts) {
       throw TransportError(called(peer) + " is lost: " + known.reason);
     }
     if (!known.connection) {
+      if (has_ended(known.credentials.process)) {
+        throw TransportError(called(peer) + " is lost: its process has ended");
+      }
       known.connection = open_connection(peer, known);
     }
     connection = known.connection;
@@ -293,6 +296,9 @@ void Peers::reconnect(int id, uint64_t attempt) {
   }
   Peer& peer = entry->second;
   try {
+    if (has_ended(peer.credentials.process)) {
+      return;  // another program may have its port
+    }
     peer.connection = open_connection(id, peer);
   } catch (const std::exception&) {  // no socket can be made now, or memory is short
     schedule_reconnect(id, peer, pause(peer.failures++));

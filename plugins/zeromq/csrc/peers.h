@@ -1,6 +1,6 @@
 // The peers that this worker calls: where each listens and the connection to it. The first message opens the
 // connection. When the connection ends, the peer is lost, and reconnects are attempted in the background until one
-// succeeds.
+// succeeds, or until the peer's process on this host has ended: it returns with another address only.
 #pragma once
 
 #include <memory>

@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "rpc_backends_agents/process.h"
+
 namespace rpc_backends {
 class Certificates;
 }
@@ -49,6 +51,7 @@ struct Credentials {
   std::string our_greeting, their_greeting;  // sent by the side that connects
   std::string our_answer, their_answer;      // sent by the side that listens
   uint64_t max_message = UINT64_MAX;         // the peer's limit for one message, in bytes
+  Process process;                           // once it has ended, nothing connects to its port
 
   friend bool operator==(const Credentials&, const Credentials&) = default;
 };

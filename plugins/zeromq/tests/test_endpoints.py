@@ -20,7 +20,7 @@ from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.publication import Publication, UnixSocket
 from rpc_backend_zeromq.unix_sockets import Node
 from rpc_backends_agents.engine.errors import AddressError
-from rpc_backends_agents.engine.host import Host, this_host
+from rpc_backends_agents.engine.host import Host, Process, this_host
 from rpc_backends_agents.engine.secret import Secret
 
 HERE = this_host()
@@ -38,6 +38,7 @@ PEER = Publication(
     public_key=None,
     session="0" * 32,
     max_message_bytes=1,
+    process=Process(0, 0, ""),
     place="MASTER_ADDR is not set",
 )
 
@@ -145,7 +146,7 @@ def test_with_a_secret_the_error_suggests_an_address(a_secret: Secret) -> None:
 CHOOSE = """
 import json, sys
 from rpc_backend_zeromq import endpoints
-from rpc_backends_agents.engine.host import Host, this_host
+from rpc_backends_agents.engine.host import Host, this_host, this_process
 from rpc_backend_zeromq.policy import Policy
 from rpc_backend_zeromq.publication import Publication
 from rpc_backends_core.spi import RpcBackendsError
@@ -154,7 +155,8 @@ scopes, *tcp = sys.argv[1:]
 me = endpoints.Surroundings("me", this_host(), tuple(scopes.split()), True, Policy())
 peer = Publication(
     group="g", worker_id=1, name="w1", rank=1, host=Host("k", "n"), tcp=tuple(tcp), unix=None,
-    public_key=None, session="0" * 32, max_message_bytes=1, place="the test",
+    public_key=None, session="0" * 32, max_message_bytes=1, process=this_process(),
+    place="the test",
 )
 try:
     print(json.dumps(endpoints.choose(peer, me)))

@@ -16,7 +16,7 @@ from rpc_backend_zeromq.unix_sockets import Node
 from rpc_backends_agents.engine import canonical, secret
 from rpc_backends_agents.engine import sealed as seals
 from rpc_backends_agents.engine.errors import PublicationError
-from rpc_backends_agents.engine.host import Host
+from rpc_backends_agents.engine.host import Host, Process
 from rpc_backends_agents.engine.secret import Secret
 
 PUBLIC_KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
@@ -31,6 +31,7 @@ MINE = Publication(
     public_key=PUBLIC_KEY,
     session="0123456789abcdef" * 2,
     max_message_bytes=1 << 34,
+    process=Process(7, 1234567, "4:6"),
     place="route to node0, MASTER_ADDR=node0",
 )
 
@@ -178,16 +179,16 @@ def test_encryption_on_one_side_is_reported_on_both(a_secret: Secret) -> None:
     [
         ("", "another backend"),
         ("pigeon 1 2 3", "another backend"),
-        ("zeromq4 sealed 1 2 {}", "another version of rpc-backend-zeromq"),
-        ("zeromq3 ajar {}", "'ajar'"),
-        ("zeromq3", "''"),
-        ("zeromq3 open " + "[" * 10_000, "not JSON"),
-        ("zeromq3 open " + "x" * 100_000, "too long"),
-        ("zeromq3 open {}", "does not have the fields of a Publication"),
-        ("zeromq3 open 3", "does not have the fields of a Publication"),
-        ("zeromq3 open é", "not plain text"),
-        ("zeromq3 sealed \x1b[31m 1 {}", "not plain text"),
-        ("zeromq3 open {}\n", "not plain text"),
+        ("zeromq5 sealed 1 2 {}", "another version of rpc-backend-zeromq"),
+        ("zeromq4 ajar {}", "'ajar'"),
+        ("zeromq4", "''"),
+        ("zeromq4 open " + "[" * 10_000, "not JSON"),
+        ("zeromq4 open " + "x" * 100_000, "too long"),
+        ("zeromq4 open {}", "does not have the fields of a Publication"),
+        ("zeromq4 open 3", "does not have the fields of a Publication"),
+        ("zeromq4 open é", "not plain text"),
+        ("zeromq4 sealed \x1b[31m 1 {}", "not plain text"),
+        ("zeromq4 open {}\n", "not plain text"),
     ],
 )
 def test_an_invalid_publication_is_refused_with_the_reason(text: str, why: str) -> None:
@@ -234,6 +235,10 @@ BIG = "x" * 5000
         {"unix": {"path": "/s", "node": {"device": 1, "inode": 2**64}}},
         {"unix": {"path": "/s", "node": {"device": 1}}},
         {"unix": "/s"},
+        {"process": None},
+        {"process": {"pid": -1, "start": 0, "namespace": ""}},
+        {"process": {"pid": 2**22 + 1, "start": 0, "namespace": ""}},
+        {"process": {"pid": 1, "start": 0.5, "namespace": ""}},
         {"extra": 1},
     ],
 )
@@ -243,11 +248,11 @@ def test_an_invalid_field_is_refused(a_secret: Secret, change: dict[str, Any]) -
 
     # A broken worker that has the secret could write such a publication.
     proof = seals._proof(Publication.FORM, payload, a_secret)
-    sealed = f"zeromq3 sealed {a_secret.fingerprint} {proof} {payload}"
+    sealed = f"zeromq4 sealed {a_secret.fingerprint} {proof} {payload}"
     assert "the address of worker 'wörker 1' (rank 2) in the store is invalid: " in error_of(
         sealed, a_secret
     )
-    error_of(f"zeromq3 open {payload}", None)
+    error_of(f"zeromq4 open {payload}", None)
 
 
 def test_only_the_canonical_json_form_is_accepted() -> None:
@@ -259,7 +264,7 @@ def test_only_the_canonical_json_form_is_accepted() -> None:
         payload.replace('"rank":2', '"rank":3,"rank":2'),
         json.dumps(json.loads(payload)),
     ):
-        assert "in the store is invalid" in error_of(f"zeromq3 open {form}", None)
+        assert "in the store is invalid" in error_of(f"zeromq4 open {form}", None)
 
 
 def test_keys_may_use_every_character_of_z85() -> None:

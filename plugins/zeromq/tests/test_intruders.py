@@ -22,7 +22,7 @@ from torch.distributed import rpc
 
 from rpc_backend_zeromq import endpoints, identity, publication
 from rpc_backends_agents.engine import canonical, sealed, secret
-from rpc_backends_agents.engine.host import this_host
+from rpc_backends_agents.engine.host import this_host, this_process
 from support import steps
 from support.workers import WorkerContext, Workers
 from support.zeromq import endpoints as tcp_endpoints
@@ -331,6 +331,7 @@ def forge_addresses(me: WorkerContext, url: str, another_secret: str | None) -> 
             public_key=public.decode(),
             session=sealed.new_session(),
             max_message_bytes=1 << 30,
+            process=this_process(),
             place="",
         )
         theirs = None if another_secret is None else secret.parse(another_secret, "the intruder")

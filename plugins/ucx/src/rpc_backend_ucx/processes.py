@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-_NAMESPACES = Path("/proc/self/ns")
-#: Fields of /proc/PID/stat between the process's name and its start time.
-_BEFORE_START = 19
+from rpc_backends_agents.engine import host
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process on a host.
+class Process(host.Process):
+    """A process on a host, with the namespaces that UCX works within.
 
-    :ivar pid: its id; 0 if unknown.
-    :ivar start: when it started, in the kernel's clock ticks; tells whether the id was reused.
-    :ivar namespace: identifies the PID namespace that the id belongs to.
     :ivar ipc_namespace: identifies the IPC namespace, within which UCX shares memory.
     :ivar user_namespace: identifies the user namespace; processes can open each other's files within one.
     :ivar network_namespace: identifies the network namespace, within which UCX wakes workers up.
     """
 
-    pid: int
-    start: int
-    namespace: str
     ipc_namespace: str
     user_namespace: str
     network_namespace: str
@@ -33,13 +24,12 @@ class Process:
 
 def this_process() -> Process:
     """Return this process."""
+    me = host.this_process()
     try:
-        stat = Path("/proc/self/stat").read_text(errors="replace")
-        namespaces = [_namespace(kind) for kind in ("pid", "ipc", "user", "net")]
+        namespaces = [host.namespace(kind) for kind in ("ipc", "user", "net")]
     except OSError:
         return Process(0, 0, "", "", "", "")
-    start = int(stat.rpartition(")")[2].split()[_BEFORE_START])
-    return Process(os.getpid(), start, *namespaces)
+    return Process(me.pid, me.start, me.namespace, *namespaces)
 
 
 def can_watch() -> bool:
@@ -49,8 +39,3 @@ def can_watch() -> bool:
     except OSError:
         return False
     return True
-
-
-def _namespace(kind: str) -> str:
-    status = (_NAMESPACES / kind).stat()
-    return f"{status.st_dev}:{status.st_ino}"

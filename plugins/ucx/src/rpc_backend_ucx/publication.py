@@ -12,13 +12,13 @@ from rpc_backend_ucx.options import BACKEND
 from rpc_backend_ucx.processes import Process
 from rpc_backends_agents.engine import canonical, publication, sealed
 from rpc_backends_agents.engine.canonical import MalformedError
+from rpc_backends_agents.engine.host import MAX_PID
 from rpc_backends_agents.engine.secret import Secret
 
 _PURPOSE = "ucx greeting"
 _CONNECTION = "ucx connection"
 _MAX_TEXT = 256
 _MAX_ADDRESS = 8192
-_MAX_PID = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Publication(publication.Publication):
             raise MalformedError("its 'address' is not base 64") from error
         return {
             "process": Process(
-                pid=canonical.number(process, "pid", _MAX_PID),
+                pid=canonical.number(process, "pid", MAX_PID),
                 start=canonical.number(process, "start", 2**63 - 1),
                 namespace=canonical.text(process, "namespace", _MAX_TEXT),
                 ipc_namespace=canonical.text(process, "ipc_namespace", _MAX_TEXT),

@@ -95,9 +95,7 @@ class UCXTransport(GuardedTransport[UCXRpcBackendOptions, Publication]):
             )
         if here:
             self._check_shared_memory(peer, mine, theirs)
-        # A process id is valid only in its own PID namespace.
-        is_visible = here and theirs.process.namespace == mine.process.namespace
-        process = (theirs.process.pid, theirs.process.start) if is_visible else (0, 0)
+        process = theirs.process.seen_from(mine.process) if here else (0, 0)
         if theirs.session in _closed_here:
             process = (theirs.process.pid, 0)  # no such process, so calls fail at once
         ours, their_proof = publication.greetings(mine, theirs, self.secret)

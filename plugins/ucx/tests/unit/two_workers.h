@@ -3,11 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,17 +44,6 @@ inline Credentials credentials(int self, int peer) {
   made.our_proof = proof(self, peer);
   made.their_proof = proof(peer, self);
   return made;
-}
-
-// The start time of a process, in clock ticks.
-inline uint64_t start_of(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string field((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  std::istringstream fields(field.substr(field.rfind(')') + 2));  // from the third field on; it is the 22nd
-  for (int i = 3; i <= 22; ++i) {
-    fields >> field;
-  }
-  return std::stoull(field);
 }
 
 struct WorkerOf {

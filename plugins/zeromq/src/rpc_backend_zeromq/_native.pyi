@@ -118,6 +118,7 @@ class Transport:
         public_key: bytes | None,
         proofs: tuple[bytes, bytes, bytes, bytes] | None = None,
         max_message: int | None = None,
+        process: tuple[int, int] = (0, 0),
     ) -> None:
         """Add a peer: where it listens, and its key, with which it may connect.
 
@@ -127,6 +128,9 @@ class Transport:
             Only with ``wants_proofs``.
         :param max_message: the size of the largest message that the peer accepts, in bytes; None for no
             limit. :meth:`send` raises an error for a larger one.
+        :param process: the id of the peer's process and its start time, in clock ticks. Once it has
+            ended, this worker no longer connects to the peer: another program may have its port. Zeros if
+            the process is unknown, or on another host.
         :raises TransportError: the endpoint is invalid, or the key is missing, unexpected or invalid.
         """
 

@@ -11,6 +11,7 @@ from rpc_backend_zeromq.options import BACKEND
 from rpc_backend_zeromq.unix_sockets import PATH_LIMIT, Node
 from rpc_backends_agents.engine import canonical, publication, sealed
 from rpc_backends_agents.engine.canonical import MalformedError
+from rpc_backends_agents.engine.host import MAX_PID, Process
 
 _MAX_ENDPOINTS = 8
 _MAX_PLACE = 256
@@ -35,14 +36,16 @@ class Publication(publication.Publication):
     :ivar tcp: endpoints with numeric addresses, without scopes, the preferred one first.
     :ivar unix: the worker's Unix socket; None if it has none.
     :ivar public_key: the public key of the worker's session (Z85); None without encryption.
+    :ivar process: the worker's process.
     :ivar place: how the worker's address was found, for messages.
     """
 
-    FORM = sealed.Form(BACKEND, "zeromq", 3, "rpc-backend-zeromq")
+    FORM = sealed.Form(BACKEND, "zeromq", 4, "rpc-backend-zeromq")
 
     tcp: tuple[str, ...]
     unix: UnixSocket | None
     public_key: str | None
+    process: Process
     place: str
 
     @classmethod
@@ -63,6 +66,7 @@ class Publication(publication.Publication):
             "tcp": tuple(tcp),
             "unix": None if unix is None else _unix(unix),
             "public_key": key,
+            "process": _process(fields),
             "place": _place(fields),
         }
 
@@ -92,6 +96,15 @@ def _place(fields: dict[str, Any]) -> str:
     if not place.isprintable():
         raise MalformedError("its 'place' is not printable")
     return place
+
+
+def _process(fields: dict[str, Any]) -> Process:
+    process = canonical.fields(fields["process"], "its 'process'", Process)
+    return Process(
+        canonical.number(process, "pid", MAX_PID),
+        canonical.number(process, "start", 2**63 - 1),
+        canonical.text(process, "namespace", _MAX_PLACE),
+    )
 
 
 def _unix(data: Any) -> UnixSocket:

@@ -27,6 +27,7 @@ from rpc_backends_agents.engine import variables
 from rpc_backends_agents.engine.certificates import Identity
 from rpc_backends_agents.engine.errors import AddressError, PublicationError
 from rpc_backends_agents.engine.guarded_transport import HANDSHAKE_TIMEOUT, GuardedTransport
+from rpc_backends_agents.engine.host import this_process
 from rpc_backends_agents.engine.secret import Secret
 from rpc_backends_core.spi import at_exit
 
@@ -105,6 +106,7 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
             tcp=tcp,
             unix=unix,
             public_key=None if key is None else key.decode("ascii"),
+            process=this_process(),
             place=printable(places[0].why),
         )
 
@@ -116,6 +118,8 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
         me = Surroundings(mine.name, mine.host, self._scopes, unix, policy)
         endpoint = endpoints.choose(theirs, me)
         logger.debug("worker %r reaches worker %r at %s", mine.name, theirs.name, endpoint)
+        here = theirs.host.kernel == mine.host.kernel
+        process = theirs.process.seen_from(mine.process) if here else (0, 0)
         key = None if theirs.public_key is None else theirs.public_key.encode("ascii")
         if self._identity is not None:
             # Several workers may have one identity, so the proof says which worker connects.
@@ -125,7 +129,7 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
                     "of its certificate."
                 )
             proofs = identity.unix_proofs(mine, theirs, None)
-            self._native.learn(peer, endpoint, key, proofs, theirs.max_message_bytes)
+            self._native.learn(peer, endpoint, key, proofs, theirs.max_message_bytes, process)
             return (proofs[1],)
         if key is not None and key == self._public_key:
             raise PublicationError(f"worker {theirs.name!r} has the key of worker {mine.name!r}.")
@@ -137,7 +141,7 @@ class ZeroMQTransport(GuardedTransport[ZeroMQRpcBackendOptions, Publication]):
                 "key. Another program wrote to the store: use a store that no other program writes to."
             )
         proofs = identity.unix_proofs(mine, theirs, policy.secret)
-        self._native.learn(peer, endpoint, key, proofs, theirs.max_message_bytes)
+        self._native.learn(peer, endpoint, key, proofs, theirs.max_message_bytes, process)
         # A peer authenticates with a proof on the Unix socket, and with a key over TCP.
         return tuple(filter(None, (key, proofs[1])))
 

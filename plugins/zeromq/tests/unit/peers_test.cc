@@ -4,7 +4,10 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <future>
@@ -119,6 +122,42 @@ class Listening {
   std::vector<std::shared_ptr<Stream>> streams_;
 };
 
+// A process that waits until it is killed. Its parent does not wait for it before this object is destroyed.
+class Child {
+ public:
+  Child() : pid_(::fork()) {
+    if (pid_ == 0) {
+      ::pause();
+      ::_exit(0);
+    }
+    identity_ = {pid_, start_of(pid_)};
+  }
+
+  ~Child() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  Process identity() const { return identity_; }
+
+  // Returns once it has ended.
+  void kill() const {
+    ::kill(pid_, SIGKILL);
+    siginfo_t info{};
+    ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT);
+  }
+
+ private:
+  const pid_t pid_;
+  Process identity_;
+};
+
+Credentials of(const Process& process) {
+  Credentials credentials;
+  credentials.process = process;
+  return credentials;
+}
+
 class PeersTest : public testing::Test {
  protected:
   PeersTest() { peers.start(1); }
@@ -193,6 +232,49 @@ TEST_F(PeersTest, ALostPeerIsFoundByAReconnect) {
   EXPECT_EQ(message_in(there.next()), "again");
   EXPECT_EQ(worker.counters.peers_lost, 1U);
   EXPECT_EQ(worker.counters.peers_found, 1U);
+}
+
+TEST_F(PeersTest, NothingConnectsToThePortOfAPeerWhoseProcessHasEnded) {
+  const Child process;
+  peers.learn(kPeer, there.endpoint(), of(process.identity()));
+  send();
+  process.kill();
+  peers.end_connection(kPeer, "it has closed the connection");
+  EXPECT_EQ(worker.next().kind, Event::Kind::kLost);
+
+  worker.loop.post([this] { peers.hint(kPeer); });
+  run_posted(worker.loop);
+  // A reconnect would come earlier.
+  std::promise<void> is_later;
+  worker.loop.at(Clock::now() + std::chrono::milliseconds(200), [&is_later] { is_later.set_value(); });
+  is_later.get_future().wait();
+  EXPECT_EQ(there.try_accept(), nullptr);
+}
+
+TEST_F(PeersTest, AnotherProcessOfAPeerIsFound) {
+  const Child process;
+  peers.learn(kPeer, there.endpoint(), of(process.identity()));
+  send();
+  process.kill();
+  peers.end_connection(kPeer, "it has closed the connection");
+  EXPECT_EQ(worker.next().kind, Event::Kind::kLost);
+
+  Listening elsewhere;
+  peers.learn(kPeer, elsewhere.endpoint(), of(Process{::getpid(), start_of(::getpid())}));
+  elsewhere.accept();
+  EXPECT_EQ(worker.next().kind, Event::Kind::kFound);
+}
+
+TEST_F(PeersTest, AFirstMessageToAProcessThatHasEndedFails) {
+  const Child process;
+  process.kill();
+  peers.learn(kPeer, there.endpoint(), of(process.identity()));
+  EXPECT_EQ(error_of_send(), "worker 7 is lost: its process has ended");
+}
+
+TEST_F(PeersTest, AProcessThatHasTheIdOfAnEarlierOneIsNotThePeer) {
+  peers.learn(kPeer, there.endpoint(), of(Process{::getpid(), start_of(::getpid()) - 1}));
+  EXPECT_EQ(error_of_send(), "worker 7 is lost: its process has ended");
 }
 
 TEST_F(PeersTest, AnotherAddressLosesThePeerAndFindsItThere) {
