@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rpc_backends_core._group.processes import has_ended, is_local, this_process
 from support.children import process_name
 
@@ -28,6 +30,18 @@ def test_a_process_has_ended_when_it_was_killed_or_its_id_has_another_process() 
         assert has_ended(process)  # it is a zombie
         child.wait()
         assert has_ended(process)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+@pytest.mark.parametrize("options", [[], ["--mount-proc"]], ids=["outer", "own"])
+def test_a_process_is_identified_only_if_proc_is_that_of_its_namespace(options: list[str]) -> None:
+    """Another process has its id in the outer one."""
+    show = "from rpc_backends_core._group.processes import this_process; print(len(this_process()))"
+    command = ["unshare", "--fork", "--pid", "--kill-child", *options, sys.executable, "-c", show]
+
+    length = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert length == ("3\n" if options else "0\n")
 
 
 def test_the_name_of_a_process_may_have_any_bytes() -> None:

@@ -135,6 +135,26 @@ def test_a_killed_member_that_was_never_called_leaves_every_list(
             workers[index].call(steps.leave)
 
 
+@pytest.mark.parametrize("engine", ENGINES_OF_MEMBERS)
+def test_the_successor_of_a_killed_member_that_was_never_called_is_reached(
+    tmp_path: Path, engine: str
+) -> None:
+    """The first call of its name is to a process that has ended."""
+    with Workers(3, seconds=120) as workers:
+        url = f"file://{tmp_path}/store"
+        for worker in list(workers)[:2]:
+            worker.call(steps.join_dynamic, url, **ENGINES_OF_MEMBERS[engine])
+        assert workers[0].call(is_listed, "worker1")
+        os.kill(workers[1].pid, signal.SIGKILL)
+        workers[1].end()
+        workers[2].call(
+            steps.join_dynamic, url, name="worker1", rank=1, **ENGINES_OF_MEMBERS[engine]
+        )
+        wait_until(lambda: outcome(workers[0].start(steps.call, "worker1")) == "")
+        for index in (0, 2):
+            workers[index].call(steps.leave)
+
+
 def has_ended(pid: int) -> bool:
     """Return whether all threads of a process have ended; its parent may not have waited for it yet."""
     try:

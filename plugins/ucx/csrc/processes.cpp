@@ -15,11 +15,11 @@ namespace {
 constexpr int kExitMilliseconds = 50;
 
 [[noreturn]] void throw_ended(int peer) {
-  throw TransportError(called(peer) + " is lost: its process has ended");
+  throw ProcessEnded(called(peer) + " is lost: its process has ended");
 }
 
-// Opens a process. Returns false if the system has no descriptors of processes, or a sandbox forbids them: only a
-// message that fails tells that the process has ended.
+// Opens a process. Returns false if there is none with this id, or the system has no descriptors of processes, or a
+// sandbox forbids them: then only a message that fails tells that the process has ended.
 bool open(int peer, int pid, std::optional<Fd>& process) {
   const int fd = open_process(pid);
   const int error = errno;
@@ -27,10 +27,7 @@ bool open(int peer, int pid, std::optional<Fd>& process) {
     process.emplace(fd);
     return true;
   }
-  if (error == ESRCH) {
-    throw_ended(peer);
-  }
-  if (error != ENOSYS && error != EPERM) {
+  if (error == EMFILE || error == ENFILE || error == ENOMEM) {
     throw TransportError("the process of " + called(peer) + " cannot be watched: " + std::strerror(error));
   }
   return false;
@@ -45,12 +42,14 @@ void Processes::watch(int peer, const Process& process) {
   try {
     const uint64_t id = next_id_++;
     Watched& watched = watched_.try_emplace(peer, id).first->second;
-    if (!open(peer, process.pid, watched.process)) {
+    const bool is_open = open(peer, process.pid, watched.process);
+    // Only now, because another process may have had the id when it was opened.
+    if (has_ended(process)) {
+      throw_ended(peer);
+    }
+    if (!is_open) {
       forget(peer);
       return;
-    }
-    if (ends_within(0, *watched.process) || start_of(process.pid) != process.start) {
-      throw_ended(peer);
     }
     peers_[id] = peer;
     inbox_.watch(watched.process->get(), id);

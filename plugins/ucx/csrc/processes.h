@@ -11,15 +11,21 @@
 
 namespace rpc_backends::ucx {
 
+// Thrown for a peer whose process has ended.
+class ProcessEnded : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+
 class Processes {
  public:
   explicit Processes(Inbox& inbox) : inbox_(inbox) {}
 
-  // Throws TransportError if the process has ended, or cannot be watched now. Does nothing if the process of this peer
-  // is watched already.
+  // Throws ProcessEnded, or TransportError if the process cannot be watched now. Does nothing if the process of this
+  // peer is watched already.
   void watch(int peer, const Process& process);
   void forget(int peer);
-  // For a peer that cannot be reached: throws TransportError if its process has ended, or ends just now.
+  // For a peer that cannot be reached: throws ProcessEnded if its process has ended, or ends just now.
   void check_end(int peer);
 
   // The peer whose process has ended, for an id that the inbox reports.

@@ -38,7 +38,12 @@ void Sender::send(Link& link, std::unique_ptr<Outgoing>&& outgoing) {
                          " takes (its max_message_bytes)");
   }
   if (link.endpoint == nullptr) {
-    opening_.open(link);
+    try {
+      opening_.open(link);
+    } catch (const ProcessEnded&) {
+      teardown_.lose(link, "its process has ended");  // so that the agent looks for another process in its place
+      throw;
+    }
   }
   // A broken link ends at the next progress, with what is queued: nothing may overtake that.
   if (link.is_confirmed && !link.is_broken) {

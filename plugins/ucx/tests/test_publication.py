@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +111,21 @@ def test_a_connection_key_belongs_to_one_group_and_secret(a_secret: Secret) -> N
 def test_a_process_is_identified() -> None:
     assert this_process().pid > 0
     assert this_process() == this_process()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+@pytest.mark.parametrize("options", [[], ["--mount-proc"]], ids=["outer", "own"])
+def test_a_process_has_an_id_only_if_proc_is_that_of_its_namespace(options: list[str]) -> None:
+    """Another process has its id in the outer one, and may end."""
+    show = (
+        "from rpc_backend_ucx.processes import this_process; me = this_process(); "
+        "print(me.pid != 0, me.namespace != '', me.seen_from(me) != (0, 0))"
+    )
+    command = ["unshare", "--fork", "--pid", "--kill-child", *options, sys.executable, "-c", show]
+
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert shown == ("True True True\n" if options else "False True False\n")
 
 
 def test_the_name_of_a_process_may_have_any_bytes() -> None:

@@ -243,6 +243,10 @@ void Connection::on_connected() {
       return;
     }
   }
+  if (has_ended(credentials_.process)) {
+    report_end("its process has ended");  // another program has its port, and data that is not its own may harm that
+    return;
+  }
   if (tls_ != nullptr) {
     shake_hands();
   } else {

@@ -123,9 +123,6 @@ void Peers::send(int peer, Parts parts) {
       throw TransportError(called(peer) + " is lost: " + known.reason);
     }
     if (!known.connection) {
-      if (has_ended(known.credentials.process)) {
-        throw TransportError(called(peer) + " is lost: its process has ended");
-      }
       known.connection = open_connection(peer, known);
     }
     connection = known.connection;

@@ -51,7 +51,7 @@ struct Credentials {
   std::string our_greeting, their_greeting;  // sent by the side that connects
   std::string our_answer, their_answer;      // sent by the side that listens
   uint64_t max_message = UINT64_MAX;         // the peer's limit for one message, in bytes
-  Process process;                           // once it has ended, nothing connects to its port
+  Process process;                           // once it has ended, nothing is sent to its port
 
   friend bool operator==(const Credentials&, const Credentials&) = default;
 };

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+_PROC = Path("/proc/self")
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 _DEAD = ("Z", "X", "x")
 #: The largest process id of Linux. Identities of other processes come from a store.
@@ -18,6 +19,8 @@ def this_process() -> list[str | int]:
     try:
         # Containers of one machine have different namespaces of process ids.
         host = f"{_BOOT.read_text().strip()} {_NAMESPACE.readlink()}"
+        if _PROC.readlink().name != str(pid):  # it is that of another namespace
+            return []
         return [host, pid, _state(pid)[1]]
     except OSError:  # there is no /proc
         return []

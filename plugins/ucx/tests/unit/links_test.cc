@@ -478,13 +478,22 @@ TEST_F(LinksTest, TheEndOfAProcessLosesItsWorkerAtOnce) {
 TEST_F(LinksTest, AProcessThatHasTheIdOfAnEarlierOneIsNotItsWorker) {
   Credentials of_earlier = credentials(1, 2);
   of_earlier.process = {::getpid(), start_of(::getpid()) - 1};
-  worker1.transport->learn_address(2, worker2.transport->address(), of_earlier);
+  const WorkerOf earlier(2);
+  worker1.transport->learn_address(2, earlier.transport->address(), of_earlier);
   try {
     worker1.transport->send(2, parts_with({"x"}), false);
     ADD_FAILURE() << "it is sent";
   } catch (const TransportError& error) {
     EXPECT_STREQ(error.what(), "worker 2 is lost: its process has ended");
   }
+  // So that the agent looks for another process in its place.
+  Event loss;
+  ASSERT_TRUE(worker1.receive(loss));
+  EXPECT_EQ(loss.kind, Kind::kLost);
+  EXPECT_EQ(loss.reason, "its process has ended");
+  worker1.learn(worker2);
+  worker2.learn(worker1);
+  EXPECT_EQ(next(worker1, worker2).kind, Kind::kFound);
 }
 
 TEST_F(LinksTest, ThreadsMaySendAndReceiveAtTheSameTime) {

@@ -57,16 +57,19 @@ class Process:
 
         :returns: zeros if the id means another process there, or is unknown.
         """
-        return (self.pid, self.start) if self.namespace == other.namespace else (0, 0)
+        is_seen = other.pid != 0 and other.namespace == self.namespace
+        return (self.pid, self.start) if is_seen else (0, 0)
 
 
 def this_process() -> Process:
-    """Return this process."""
+    """Return this process; without its id if ``/proc`` is that of another PID namespace."""
     try:
         stat = Path("/proc/self/stat").read_text(errors="replace")
         pids = namespace("pid")
     except OSError:
         return Process(0, 0, "")
+    if int(stat.split()[0]) != os.getpid():
+        return Process(0, 0, pids)
     start = int(stat.rpartition(")")[2].split()[_BEFORE_START])
     return Process(os.getpid(), start, pids)
 

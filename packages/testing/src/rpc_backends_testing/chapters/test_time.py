@@ -188,17 +188,20 @@ def test_timeout_of_remote(me: WorkerContext, rpc_timeout_factor: float) -> None
         expect(doing("to_here() of its RRef", rref.to_here)).raises(RuntimeError, "timed out")
         gate.open()
         expect_works()
-        expect(sync("worker1", until_owner, timeout=20)).gives(None)
+        expect(sync("worker1", is_owner_soon, timeout=20)).gives(True)
 
 
-def until_owner() -> None:
-    """Wait until this worker owns an RRef, whose creation has timed out for its user.
+def is_owner_soon() -> bool:
+    """Return whether this worker owns an RRef within 10 s, whose creation has timed out for its user.
 
     Torch ignores a deletion that comes earlier, and the owner's shutdown then waits for one for 100 s.
     """
     end = time.monotonic() + 10
-    while time.monotonic() < end and not int(rpc._get_debug_info()["num_owner_rrefs"]):
+    while (
+        not (owns := int(rpc._get_debug_info()["num_owner_rrefs"]) > 0) and time.monotonic() < end
+    ):
         time.sleep(0.01)  # torch has no event for it
+    return owns
 
 
 def _until_handled() -> None:
@@ -359,7 +362,7 @@ def test_nothing_is_left_behind(me: WorkerContext, rpc_timeout_factor: float) ->
         gate.open()
         gate.wait_until_passed(6)
         expect_works()
-        expect(sync("worker1", until_owner, timeout=20)).gives(None)
+        expect(sync("worker1", is_owner_soon, timeout=20)).gives(True)
 
 
 #: The names of the numbers of pending requests in the debug information of agents.

@@ -1,16 +1,18 @@
 // Processes of other workers on this host, and whether they have ended.
 #pragma once
 
+#include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
-#include <sstream>
-#include <string>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include "rpc_backends_agents/fd.h"
 
@@ -30,20 +32,21 @@ inline int open_process(int pid) {
 
 // Returns the start time of a process, in clock ticks; 0 if there is no such process, or /proc hides it.
 inline uint64_t start_of(int pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string line((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const size_t end = line.rfind(')');  // end of the name, which may contain any characters
-  if (end == std::string::npos) {
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  const int file = ::open(path, O_RDONLY | O_CLOEXEC);
+  if (file == -1) {
     return 0;
   }
-  std::istringstream fields(line.substr(end + 1));
-  std::string skipped;
-  uint64_t start = 0;
-  for (int i = 0; i < 19; ++i) {
-    fields >> skipped;
+  const Fd opened(file);
+  char line[2048];
+  const ssize_t size = ::read(file, line, sizeof line - 1);
+  line[std::max<ssize_t>(size, 0)] = '\0';
+  const char* place = std::strrchr(line, ')');  // end of the name, which may contain any characters
+  for (int field = 2; place != nullptr && field < 22; ++field) {
+    place = std::strchr(place + 1, ' ');
   }
-  fields >> start;
-  return start;
+  return place == nullptr ? 0 : std::strtoull(place, nullptr, 10);
 }
 
 // Whether a process ends within so many milliseconds; also if its parent has not waited for it yet.
@@ -57,13 +60,16 @@ inline bool has_ended(const Process& process) {
   if (process.pid == 0) {
     return false;
   }
-  const int fd = open_process(process.pid);
-  if (fd == -1) {
-    return errno == ESRCH;
-  }
-  const Fd opened(fd);
-  if (ends_within(0, opened)) {
+  if (::kill(process.pid, 0) == -1 && errno == ESRCH) {
     return true;
+  }
+  // None if a thread of another process has the id now, or the system has no descriptors of processes.
+  const int fd = open_process(process.pid);
+  if (fd != -1) {
+    const Fd opened(fd);
+    if (ends_within(0, opened)) {
+      return true;
+    }
   }
   const uint64_t start = start_of(process.pid);
   return start != 0 && start != process.start;
