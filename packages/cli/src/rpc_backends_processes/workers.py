@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from rpc_backends_processes.protocol import (
@@ -44,6 +45,10 @@ Report: TypeAlias = News | Done | Failure | Ended
 
 #: Seconds that the other workers have to end a step after it has failed in one of them.
 _GRACE_PERIOD = 5.0
+#: Most seconds that processes have to print their stacks, and between two looks at what they print.
+_STACKS, _LOOK = 5.0, 0.1
+#: What each stack begins with.
+_STACK = "(most recent call first)"
 #: How many lines of a worker's output an error shows at most; the last ones are its stacks.
 _LINES = 150
 #: The frames at the bottom of each worker's stack: those of this package.
@@ -441,16 +446,38 @@ class Workers:
         raise WorkerError(text, stuck=stuck, late=True)
 
     def print_stacks(self) -> None:
-        """Make every process print the stacks of its threads, even if it is stuck in C code."""
-        for worker in self._all:
-            if worker.status is None:
-                os.kill(worker.pid, signal.SIGUSR1)
-        time.sleep(0.5)  # there is no event when the stacks are printed
+        """Make every process print the stacks of its threads, even if it is stuck in C code.
+
+        There is no event when they are printed, so this waits until all have begun and print no more.
+        """
+        before = {worker: len(worker.output) for worker in self._all if worker.status is None}
+        for worker in before:
+            os.kill(worker.pid, signal.SIGUSR1)
+        end, last = time.monotonic() + _STACKS, None
+        while time.monotonic() < end:
+            time.sleep(_LOOK)
+            new = {
+                worker: worker.output[start:]
+                for worker, start in before.items()
+                if worker.status is None and not _is_suspended(worker.pid)
+            }
+            if new == last and all(_STACK in text for text in new.values()):
+                return
+            last = new
 
     def _start(self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None) -> list[Step]:
         alive = [worker for worker in self._all if worker.status is None]
         chosen = alive if on is None else [self._all[index] for index in on]
         return [worker.start(function, *args, **kwargs) for worker in chosen]
+
+
+def _is_suspended(pid: int) -> bool:
+    """Return whether a process is stopped by a signal; it prints nothing until it goes on."""
+    try:
+        # After the name, which may have spaces and parentheses.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2][1] == "T"
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return False
 
 
 def _timeout(seconds: float) -> float | None:
