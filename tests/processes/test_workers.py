@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rpc_backends_processes import Done, Ended, Failure, News, Template
+from support.command import wait_until
 from support.workers import WorkerContext, WorkerError, Workers, template
 from support.zeromq import eventually
 
@@ -35,9 +36,13 @@ def sleep(me: WorkerContext) -> None:
     time.sleep(1000)
 
 
-def fail_on_the_second_and_wait_on_the_others(me: WorkerContext) -> None:
+def fail_on_the_second_and_wait_on_the_others(me: WorkerContext, waits: Path) -> None:
+    """Fail, once the other worker has reported what it does; busy cores may start it late."""
     me.doing("wait for the second")
-    fail_on_the_second(me)
+    if me.index == 1:
+        wait_until(waits.exists)
+        fail_on_the_second(me)
+    waits.touch()
     time.sleep(1000)
 
 
@@ -92,7 +97,7 @@ def runs(pid: int) -> bool:
     """Return whether a process runs: one that was killed and not yet reaped does not."""
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between open and read
         return False
 
 
@@ -124,17 +129,22 @@ def test_an_expected_error_that_is_missing_is_an_error() -> None:
 
 
 def test_a_timeout_shows_where_each_worker_is() -> None:
-    with Workers(2, seconds=2) as workers, pytest.raises(WorkerError) as caught:
-        workers.run(sleep)
+    with Workers(2) as workers:
+        steps = [worker.start(sleep) for worker in workers]
+        assert [step.news() for step in steps] == ["sleeping"] * 2
+        with workers.within(0.5), pytest.raises(WorkerError) as caught:
+            steps[0].result()
 
     assert str(caught.value).startswith("worker0 did not finish its step in time")
     assert str(caught.value).count(" in sleep\n") == 2
 
 
-def test_a_failure_is_not_hidden_by_workers_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_not_hidden_by_workers_that_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("rpc_backends_processes.workers._GRACE_PERIOD", 0.2)
     with Workers(2) as workers, pytest.raises(WorkerError) as caught:
-        workers.run(fail_on_the_second_and_wait_on_the_others)
+        workers.run(fail_on_the_second_and_wait_on_the_others, tmp_path / "waits")
 
     text = str(caught.value)
     assert [failure.worker for failure in caught.value.failures] == ["worker1"]
@@ -232,15 +242,19 @@ def test_listen_yields_reports_in_order_of_arrival(tmp_path: Path) -> None:
 
 
 def test_listen_ends_after_silence_or_the_time_limit() -> None:
-    with Workers(2, seconds=3) as workers:
-        steps = [workers[0].start(count, *[0.1] * 100), workers[1].start(sleep)]
+    with Workers(2) as workers:
+        steps = [workers[0].start(count, *[0.1] * 1000), workers[1].start(sleep)]
+        assert steps[1].news() == "sleeping"
 
         silent = list(workers.listen(steps[1:], silence=0.5))
-        heard = list(workers.listen(steps, silence=0.5))
+        assert steps[0].news() == 0  # it is not silent, and the next limit is that of the block
+        with workers.within(2):
+            heard = list(workers.listen(steps, silence=60))
 
-    assert [report for _, report in silent] == [News("sleeping")]
-    assert 10 < len(heard) < 31
-    assert [step.ending for step in steps] == [None, None]
+        assert silent == []
+        assert {report for _, report in heard} == {News(0)}
+        assert [step.ending for step in steps] == [None, None]
+        assert workers.seconds_left() > 0
 
 
 def test_after_a_failure_the_others_have_a_grace_period() -> None:
@@ -250,14 +264,28 @@ def test_after_a_failure_the_others_have_a_grace_period() -> None:
             workers[1].start(fail_on_the_second),
             workers[2].start(sleep),
         ]
+        assert steps[2].news() == "sleeping"
 
-        list(workers.listen(steps, grace=0.5))
+        for _ in workers.listen(steps, grace=30):
+            if steps[0].ending and steps[1].ending and not steps[2].ending:
+                workers[2].interrupt()
 
-        ended, failure, sleeping = (step.ending for step in steps)
+        ended, failure, interrupted = (step.ending for step in steps)
         assert ended == Ended(3)
         assert isinstance(failure, Failure)
         assert abs(time.monotonic() - failure.when) < 30
-        assert sleeping is None
+        assert isinstance(interrupted, Failure)
+
+
+def test_listen_ends_after_the_grace_period() -> None:
+    with Workers(2) as workers:
+        steps = [workers[0].start(sleep), workers[1].start(fail_on_the_second)]
+        assert steps[0].news() == "sleeping"
+
+        assert [type(report) for _, report in workers.listen(steps, grace=0.5)] == [Failure]
+
+        assert steps[0].ending is None
+        assert workers.seconds_left() > 0
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
@@ -269,6 +297,34 @@ def test_workers_start_despite_a_default_timeout_of_sockets(fresh: bool) -> None
             assert [worker.end() for worker in workers] == [0, 0]
     finally:
         socket.setdefaulttimeout(None)
+
+
+class Interrupted:
+    """A socket on which the first wait for an answer ends by Ctrl-C."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self.is_first = True
+
+    def recv(self, size: int) -> bytes:
+        if self.is_first:
+            self.is_first = False
+            raise KeyboardInterrupt
+        return self._requests.recv(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._requests, name)
+
+
+def test_after_an_interrupted_fork_a_template_gives_each_answer_to_its_request() -> None:
+    with Template() as own:
+        vars(own)["_requests"] = Interrupted(own._requests)
+        with pytest.raises(KeyboardInterrupt), Workers(2, template=own):
+            pytest.fail("the workers have started")
+
+        with Workers(2, template=own) as workers:
+            assert [pid for *_, pid in workers.run(identity)] == [worker.pid for worker in workers]
+            assert [worker.end() for worker in workers] == [0, 0]
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])

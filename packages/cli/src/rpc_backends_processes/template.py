@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import pickle
 import socket
@@ -106,6 +107,7 @@ class Template:
         self._packages = dict(packages or {})
         self._preload = [*PRELOAD, *preload]
         self._prepare = [tuple(Reference.to(function)) for function in prepare]
+        self._numbers = itertools.count()
 
     @functools.cached_property
     def _requests(self) -> socket.socket:
@@ -144,8 +146,7 @@ class Template:
         :param log: the file descriptor for its output.
         :param env: variables to add to its environment.
         """
-        socket.send_fds(self._requests, [pickle.dumps(dict(env))], [connection, log])
-        pid = int(self._answer())
+        pid = self._ask(dict(env), [connection, log])
         return pid, functools.partial(self._wait, pid)
 
     def start_fresh(self, connection: int, log: int, env: Mapping[str, str]) -> Started:
@@ -155,14 +156,17 @@ class Template:
         return process.pid, process.wait
 
     def _wait(self, pid: int) -> int:
-        self._requests.send(pickle.dumps(pid))
-        return os.waitstatus_to_exitcode(int(self._answer()))
+        return os.waitstatus_to_exitcode(self._ask(pid, []))
 
-    def _answer(self) -> bytes:
+    def _ask(self, request: dict[str, str] | int, fds: list[int]) -> int:
+        """Send a request to the template process, and return its answer."""
+        number = next(self._numbers)
+        socket.send_fds(self._requests, [pickle.dumps((number, request))], fds)
         with contextlib.suppress(ConnectionResetError):
-            answer = self._requests.recv(100)
-            if answer:
-                return answer
+            while answer := self._requests.recv(100):
+                answered, value = map(int, answer.split())
+                if answered == number:  # not an earlier one, for which Ctrl-C has ended the wait
+                    return value
         raise RuntimeError(
             "the template process, from which workers are forked, has ended. Its error is on stderr"
         )

@@ -51,14 +51,14 @@ def serve(
             data = b""  # the parent has ended without reading an answer
         if not data:
             os._exit(0)  # the parent has ended, and there is nothing to clean up
-        request = pickle.loads(data)
+        number, request = pickle.loads(data)
         if isinstance(request, int):
-            requests.send(str(os.waitpid(request, 0)[1]).encode())
+            requests.send(b"%d %d" % (number, os.waitpid(request, 0)[1]))
             continue
         pid = os.fork()
         if pid == 0:
             break
-        requests.send(str(pid).encode())
+        requests.send(b"%d %d" % (number, pid))
         for each in fds:
             os.close(each)
     os.setpgid(0, 0)  # so that processes that the worker starts can be ended with it
