@@ -9,6 +9,7 @@ from torch.distributed import rpc
 
 from rpc_backends_inspect import sockets
 from support import steps
+from support.command import wait_until
 from support.workers import WorkerContext, Workers
 
 
@@ -35,5 +36,6 @@ def test_a_worker_records_unless_the_variable_is_off(
     with Workers(1, env={"RPC_BACKENDS_RECORDER": value}) as workers:
         workers.run(steps.join, f"file://{tmp_path}/store", backend="TENSORPIPE")
         assert workers.run(agent_type) == [agent]
-        assert sockets_of(workers[0].pid) == answering
+        # The kernel may keep the socket of the start, which is closed, for a moment.
+        wait_until(lambda: sockets_of(workers[0].pid) == answering)
         workers.run(steps.leave)
