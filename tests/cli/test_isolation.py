@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,19 +21,30 @@ def main(me, code):
     exec(code)
 """
 Run = Callable[..., list[isolation.Outcome]]
+#: Seconds after which a process that hangs is killed. Busy cores may need more until it hangs: then the
+#: next limit is tried.
+LIMITS = (2.0, 30.0)
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that runs each piece of code in a process, which first reports its process id."""
-    (tmp_path / "some_module.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(tmp_path)
-    import some_module
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Yield a function that runs each piece of code in a process, which first reports its process id."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "some_module.py").write_text(SOURCE)
 
-    monkeypatch.delitem(sys.modules, "some_module")
-    return lambda *codes, limit=20.0, **settings: isolation.run(
-        some_module.main, [(code,) for code in codes], limit, **settings
-    )
+    def run_all(*codes: str, limit: float = 60, **settings: Any) -> list[isolation.Outcome]:
+        # Each test has its own value of this variable, and each environment its own template, which
+        # imports torch.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("PYTEST_CURRENT_TEST")
+            return isolation.run(some_module.main, [(code,) for code in codes], limit, **settings)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.syspath_prepend(folder)
+        import some_module
+
+        monkeypatch.delitem(sys.modules, "some_module")
+        yield run_all
 
 
 def _runs(pid: int) -> bool:
@@ -41,7 +53,7 @@ def _runs(pid: int) -> bool:
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it may end between open and read
             return False
         if state == "Z":
             return False
@@ -90,7 +102,12 @@ def test_an_exit_without_a_result_is_an_error(run: Run, code: str, error: str) -
 
 
 def test_a_hanging_process_is_killed_with_its_children(run: Run) -> None:
-    (outcome,) = run("me.tell(subprocess.Popen(['sleep', '600']).pid); time.sleep(600)", limit=2)
+    for limit in LIMITS:
+        (outcome,) = run(
+            "me.tell(subprocess.Popen(['sleep', '600']).pid); time.sleep(600)", limit=limit
+        )
+        if len(outcome.reported) == 2:
+            break
 
     assert outcome.timed_out
     assert "some_module.py:5 (main)" in outcome.at
@@ -101,27 +118,36 @@ def test_a_hanging_process_is_killed_with_its_children(run: Run) -> None:
 
 
 def test_a_process_that_hangs_at_exit_is_killed(run: Run) -> None:
-    (outcome,) = run("import atexit; atexit.register(time.sleep, 600)", limit=2)
+    code = "import atexit; atexit.register(time.sleep, 600); me.tell('at exit')"
+    for limit in LIMITS:
+        (outcome,) = run(code, limit=limit)
+        if len(outcome.reported) == 2:
+            break
 
     assert outcome.timed_out
     assert not _runs(outcome.reported[0])
 
 
 def test_the_time_limit_may_apply_to_each_report(run: Run) -> None:
-    code = "for _ in range(5): time.sleep(0.6); me.tell('on')\nif hang: time.sleep(600)"
-
-    well, hung = run(*(f"hang = {hang}\n{code}" for hang in (False, True)), limit=2, each=True)
+    code = "for _ in range(5): time.sleep({}); me.tell('on')\nif {}: time.sleep(600)"
+    for limit in LIMITS:
+        codes = [code.format(0.3 * limit, hang) for hang in (False, True)]
+        well, hung = run(*codes, limit=limit, each=True)
+        if well.error is None:
+            break
 
     assert (well.error, well.reported[1:]) == (None, ["on"] * 5)
     assert (hung.timed_out, hung.reported[1:]) == (True, ["on"] * 5)
 
 
 def test_after_a_failure_the_others_are_not_awaited(run: Run) -> None:
+    run("pass")  # the first run of this file waits for an import of torch
+    limit = 60.0
     started = time.monotonic()
 
-    failed, running = run("raise ValueError('no')", "time.sleep(600)", limit=60)
+    failed, running = run("raise ValueError('no')", "time.sleep(600)", limit=limit)
 
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < limit
     assert failed.error == "ValueError: no"
     assert failed.when < running.when
     assert not _runs(running.reported[0])

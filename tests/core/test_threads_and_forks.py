@@ -212,7 +212,7 @@ HOLD_AND_FORK = """
     pid = os.fork()
     if pid == 0:
         import signal
-        signal.alarm(3)  # ends a child that hangs
+        signal.alarm(60)  # ends a child that hangs
         WORK
         os._exit(0)
     _, status = os.waitpid(pid, 0)

@@ -229,7 +229,7 @@ def run(tmp_path: Path, program: str, backend: str, *, before: str = "", status:
     arguments = (script, backend, f"file://{tmp_path}/store")
     if before:
         done = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False
         )
     else:
         done = run_python(*arguments)

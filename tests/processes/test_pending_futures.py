@@ -184,7 +184,8 @@ def test_leaving_a_group_waits_for_futures_that_get_values(tmp_path: Path, backe
         workers[0].call(call_soon)
         workers[1].call(wait_until_asked)
         workers[1].call(steps.leave)
-        assert workers[0].call(answer) == 3
+        # The answer was sent before the other worker left; the caller may not have read it yet.
+        assert workers[0].call(answer_when_there) == 3
         workers[0].call(steps.leave)
 
 

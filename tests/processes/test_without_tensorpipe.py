@@ -269,7 +269,7 @@ def doctor(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**without_tensorpipe_environ(), "COLUMNS": "300", **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
