@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,13 @@ from typing import Any
 import pytest
 
 from rpc_backends_core.spi.inspection import settings
+from support.command import wait_until
 
 pytestmark = pytest.mark.slow
 
+#: Seconds after which something that hangs is killed. On busy cores, what does not hang may need more:
+#: then the next limit is tried.
+LIMITS = (8, 120)
 BRIDGE_OFF = [("RPC_BACKENDS_AUTOLOAD", "0"), ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")]
 
 
@@ -30,17 +33,10 @@ def _levels(ended: Any, section: str) -> list[tuple[str, str]]:
     return [(finding["about"], finding["level"]) for finding in ended.json["sections"][section]]
 
 
-def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not so after {seconds} s"
-        time.sleep(0.05)
-
-
 def _runs(pid: int) -> bool:
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between open and read
         return False
 
 
@@ -66,7 +62,8 @@ def test_doctor_makes_calls_over_every_backend(command: Any) -> None:
     for call in ended.json["sections"]["calls"]:
         data = call["data"]
         assert data["calls"] == 100
-        assert 0 < data["median_call_seconds"] < data["first_call_seconds"] < 10
+        assert 0 < data["median_call_seconds"] < 10
+        assert 0 < data["first_call_seconds"] < 10
         assert 0 < data["start_seconds"] < 30
     assert _finding(ended, "bridge", "in place")["level"] == "ok"
     assert [about for about, _ in _levels(ended, "versions")] == [
@@ -212,7 +209,12 @@ def test_a_backend_that_hangs_is_reported_and_killed(
     hang = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(600)"
     module = command.install("rpc-backend-stuck", {"STUCK": "BACKEND"}, backend_source(hang))
 
-    ended = command("doctor", "stuck", "--timeout", "15", "--json")
+    for limit in LIMITS:
+        pids.write_text("")
+        ended = command("doctor", "stuck", "--timeout", str(limit), "--json")
+        started = [int(pid) for pid in pids.read_text().split()]
+        if len(started) == 2:
+            break
 
     assert ended.status == 1
     assert _levels(ended, "backends") == [("STUCK", "ok")]
@@ -221,8 +223,7 @@ def test_a_backend_that_hangs_is_reported_and_killed(
     assert call["data"]["timed_out"]
     assert call["data"]["stage"] == "starting"
     assert f"{module}.py:10 (init)" in call["text"]
-    assert "15 s" in call["text"]
-    started = [int(pid) for pid in pids.read_text().split()]
+    assert f"{limit} s" in call["text"]
     assert len(started) == 2
     assert not any(map(_runs, started))
 
@@ -230,10 +231,16 @@ def test_a_backend_that_hangs_is_reported_and_killed(
 def test_a_package_that_hangs_at_import_is_killed(command: Any) -> None:
     command.install("rpc-backend-sleepy", {"SLEEPY": "B"}, "import time\ntime.sleep(600)")
 
-    ended = command("doctor", "--timeout", "10", "--no-calls", "--json")
+    for limit in LIMITS:
+        ended = command(
+            "doctor", "SLEEPY", "TENSORPIPE", "--timeout", str(limit), "--no-calls", "--json"
+        )
+        levels = _levels(ended, "backends")[:2]
+        if ("TENSORPIPE", "ok") in levels:
+            break
 
     assert ended.status == 1
-    assert _levels(ended, "backends")[1:3] == [("SLEEPY", "problem"), ("TENSORPIPE", "ok")]
+    assert levels == [("SLEEPY", "problem"), ("TENSORPIPE", "ok")]
     assert "rpc_backend_sleepy.py:2 (<module>)" in _finding(ended, "backends", "SLEEPY")["text"]
 
 
@@ -307,9 +314,10 @@ def test_a_signal_leaves_no_process_behind(
         stderr=subprocess.PIPE,
     ) as doctor:
         try:
-            _wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
+            # On busy cores, doctor and its template of workers take a minute to import torch.
+            wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 240)
             doctor.send_signal(number)
-            _, errors = doctor.communicate(timeout=20)
+            _, errors = doctor.communicate(timeout=120)
         finally:
             doctor.kill()
 
