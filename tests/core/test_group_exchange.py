@@ -14,6 +14,7 @@ from core.kit import Workers, form, joining
 from rpc_backends_core._errors import GroupError, GroupTimeoutError, StoreError
 from rpc_backends_core._group import Group, answers
 from rpc_backends_core._group import group as group_module
+from support.command import wait_until
 
 
 @pytest.fixture
@@ -120,7 +121,11 @@ def test_a_meeting_lasts_until_the_last_arrives(store: Any) -> None:
 
 def test_the_timeout_of_a_meeting_names_the_missing_member(store: Any) -> None:
     groups = form(store, 3)
-    workers = start(groups, lambda group: group.meet(0.3), but=1).join()
+    workers = Workers()
+    workers.start(2, groups[2].meet)
+    wait_until(lambda: groups[0].store.check(["meeting/1/2"]))
+    workers.start(0, lambda: groups[0].meet(0.3))
+    workers.join()
     assert len(workers.errors) == 2
     for error in workers.errors.values():
         assert isinstance(error, GroupTimeoutError)
