@@ -9,9 +9,10 @@ import pytest
 
 from rpc_backends_testing.resource_leaks import opened
 from support import steps
+from support.command import wait_until
 from support.packages import write_package
 from support.steps import AT_ONCE, Meeting
-from support.workers import Failure, Step, WorkerContext, Workers
+from support.workers import Failure, Step, Workers
 
 
 def assert_same_error_at_once(failures: list[Failure], kind: str) -> str:
@@ -30,26 +31,11 @@ def assert_a_group_can_be_formed(workers: Workers, where: Meeting) -> None:
     workers.run(steps.leave)
 
 
-def join_and_tell(me: WorkerContext, url: str, **arguments: Any) -> None:
-    """Join, and tell the test when this worker has arrived and waits for the others."""
-    from rpc_backends_core._group import formation
-
-    wait_for = formation.wait_for
-
-    def tell_and_wait(*args: Any, **kwargs: Any) -> Any:
-        me.tell("waiting")
-        return wait_for(*args, **kwargs)
-
-    formation.wait_for = tell_and_wait
-    try:
-        steps.join(me, url, **arguments)
-    finally:
-        formation.wait_for = wait_for
-
-
 def start_waiting(workers: Workers, where: Meeting, *indices: int, **arguments: Any) -> list[Step]:
     """Start workers that have to wait for others; return once all of them wait."""
-    started = [workers[index].start(join_and_tell, where.url, **arguments) for index in indices]
+    started = [
+        workers[index].start(steps.join_and_tell, where.url, **arguments) for index in indices
+    ]
     for step in started:
         assert step.news() == "waiting"
     return started
@@ -98,18 +84,22 @@ def test_a_rank_beyond_the_world_size_is_refused(url: str) -> None:
 
 
 def test_the_timeout_names_the_missing_worker_and_leaks_nothing(where: Meeting) -> None:
-    with Workers(3, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2", **where.env}) as workers:
+    with Workers(3, env=where.env) as workers:
         workers.run(steps.warm_up)
         before = workers.run(opened)
+        workers[1].call(steps.limit_join, 2)  # only this worker, once the other has arrived
+        (first,) = start_waiting(workers, where, 0)
+        second = workers[1].start(steps.join, where.url)
 
-        failures = workers.errors(steps.join, where.url, on=[0, 1])
+        failures = [first.error(), second.error()]
 
         text = assert_same_error_at_once(failures, "GroupTimeoutError")
         assert "Missing: rank 2" in text
         assert "RPC_BACKENDS_JOIN_TIMEOUT" in text
         assert {"TimeoutError", "RuntimeError"} < set(failures[0].kinds)
         assert workers.run(steps.is_running) == [False] * 3
-        assert workers.run(opened) == before
+        wait_until(lambda: workers.run(opened) == before)
+        workers[1].call(steps.limit_join, None)
         assert_a_group_can_be_formed(workers, where)
 
 
@@ -206,9 +196,10 @@ def test_a_store_host_killed_late_is_named(tmp_path: Path) -> None:
 def test_a_killed_store_host_is_a_timeout(
     tmp_path: Path,
 ) -> None:
-    env = {"RPC_BACKENDS_JOIN_TIMEOUT": "2"}
-    with steps.meeting("tcp", tmp_path) as where, Workers(3, env={**where.env, **env}) as workers:
-        _, second = start_waiting(workers, where, 0, 1)
+    with steps.meeting("tcp", tmp_path) as where, Workers(3, env=where.env) as workers:
+        workers[1].call(steps.limit_join, 2)
+        start_waiting(workers, where, 0)
+        (second,) = start_waiting(workers, where, 1)
         workers[0].kill()
 
         failure = second.error()
@@ -267,7 +258,7 @@ def test_all_workers_read_whose_engine_failed(where: Meeting) -> None:
             assert "'worker1' (rank 1) failed to start" in failure.text
             assert failures[1].text in failure.text
         assert max(failure.seconds for failure in failures) < AT_ONCE
-        assert workers.run(opened) == before
+        wait_until(lambda: workers.run(opened) == before)
         assert_a_group_can_be_formed(workers, where)
 
 
@@ -283,5 +274,5 @@ def test_an_interrupt_ends_the_start_of_all_workers(where: Meeting) -> None:
         failure = first.error()
         assert failure.kinds[0] == "GroupError"
         assert "'worker1' (rank 1) gave up: KeyboardInterrupt" in failure.text
-        assert workers.run(opened) == before
+        wait_until(lambda: workers.run(opened) == before)
         assert_a_group_can_be_formed(workers, where)

@@ -146,8 +146,9 @@ def test_a_store_is_read_again_once_it_answers(where: Meeting) -> None:
 
 @pytest.mark.parametrize("join", [steps.join, steps.join_dynamic])
 def test_joining_a_suspended_store_times_out_and_names_it(where: Meeting, join: Any) -> None:
-    with Workers(2, env={"RPC_BACKENDS_JOIN_TIMEOUT": "2"}) as workers:
+    with Workers(2) as workers:
         workers.run(steps.shorten_waits)
+        workers[1].call(steps.limit_join, 2)
         first = workers[HOST].start(join, where.url)
         if join is steps.join:
             store_of(where)  # waits until the host has opened it
@@ -169,12 +170,14 @@ def test_joining_a_suspended_store_times_out_and_names_it(where: Meeting, join: 
 
 
 def test_a_store_suspended_while_joining_is_an_error(where: Meeting) -> None:
-    with Workers(2, env={"RPC_BACKENDS_JOIN_TIMEOUT": "3"}) as workers:
+    with Workers(2) as workers:
         workers.run(steps.shorten_waits)
-        # Both wait for a third worker, which never starts.
-        waiting = [worker.start(steps.join, where.url, world_size=3) for worker in workers]
-        store = store_of(where)
-        eventually(lambda: store.add("arrived", 0) == 2, lambda: "both have arrived")
+        workers[HOST].call(steps.limit_join, 6)
+        workers[1].call(steps.limit_join, 3)
+        waiting = []
+        for worker in workers:  # they wait for a third worker, which never starts
+            waiting.append(worker.start(steps.join_and_tell, where.url, world_size=3))
+            assert waiting[-1].news() == "waiting"
         suspend(workers[HOST].pid)
         try:
             failure = waiting[1].error()

@@ -112,6 +112,23 @@ def join(
     )
 
 
+def join_and_tell(me: WorkerContext, url: str, **arguments: Any) -> None:
+    """Join, and tell the test when this worker has arrived and waits for the others."""
+    from rpc_backends_core._group import formation
+
+    wait_for = formation.wait_for
+
+    def tell_and_wait(*args: Any, **kwargs: Any) -> Any:
+        me.tell("waiting")
+        return wait_for(*args, **kwargs)
+
+    formation.wait_for = tell_and_wait
+    try:
+        join(me, url, **arguments)
+    finally:
+        formation.wait_for = wait_for
+
+
 def join_dynamic(me: WorkerContext, url: str, **arguments: Any) -> None:
     """Join a dynamic group."""
     join(me, url, world_size=None, **arguments)
@@ -191,6 +208,13 @@ def shorten_waits(me: WorkerContext, seconds: float = 1.0) -> None:
         if find_spec(module.partition(".")[0]):
             assert getattr(importlib.import_module(module), name) in (3.0, 5.0)
             setattr(sys.modules[module], name, seconds)
+
+
+def limit_join(me: WorkerContext, seconds: float | None) -> None:
+    """Set how long this worker waits until its group is complete; None for the default."""
+    os.environ.pop("RPC_BACKENDS_JOIN_TIMEOUT", None)
+    if seconds is not None:
+        os.environ["RPC_BACKENDS_JOIN_TIMEOUT"] = f"{seconds:g}"
 
 
 # --- what a process has open ---------------------------------------------------------------------
