@@ -182,9 +182,8 @@ def test_calls_to_a_killed_member_say_that_it_has_ended(tmp_path: Path, engine: 
         wait_until(lambda: has_ended(workers[2].pid))
         text = workers[0].start(steps.call, "worker2").error().text
         expected = ["ts process has ended"]
-        if (
-            engine == "ZEROMQ over TCP"
-        ):  # it looks for the process only if a socket has the port again
+        if engine == "ZEROMQ over TCP":
+            # It looks for the process only if another socket has the port now.
             expected.append("The worker has ended, or has left without")
         assert any(words in text for words in expected), text
         assert "process has ended or" not in text
