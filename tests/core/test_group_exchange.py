@@ -51,7 +51,11 @@ def test_the_timeout_names_the_missing_member(
     store: Any,
 ) -> None:
     groups = form(store, 3, timeout=0.5)
-    workers = start(groups, lambda group: group.exchange(None), but=1).join()
+    workers = Workers()
+    workers.start(2, lambda: groups[2].exchange(None, timeout=60))
+    wait_until(lambda: groups[0].store.check(["exchange/1/2"]))
+    workers.start(0, lambda: groups[0].exchange(None))
+    workers.join()
     (text,) = {str(error) for error in workers.errors.values()}
     assert "'w1' (rank 1)" in text
     assert "waited 0.5 s" in text

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from core.kit import Workers, form, joining
 from rpc_backends_core._errors import GroupError, GroupTimeoutError, SettingError
 from rpc_backends_core._group import ReplacedGroupError, formation
+from support.command import wait_until
 from support.stores import CountingStore
 
 pytestmark = pytest.mark.usefixtures("short_slices")
@@ -123,13 +124,6 @@ def test_a_restarted_worker_takes_over_its_slot(store: Any) -> None:
     store.set("rpc_backends/1/group", '{"error": "it waited here"}')
     dead.join()
     assert str(dead.errors[0]) == "it waited here"
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def wait_for_key(store: Any, key: str) -> None:
