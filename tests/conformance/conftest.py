@@ -49,11 +49,15 @@ def broken_backends(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_suite(broken_backends: Path, tmp_path: Path) -> Run:
-    """Return a function that runs the conformance suite in a separate process and returns the report."""
+    """Return a function that runs the conformance suite in a separate process and returns the report.
+
+    The backend conforms, so the time limits are long, for a busy machine.
+    """
 
     def run(backend: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
         report = tmp_path / f"{backend}.json"
         suite = ["--pyargs", "rpc_backends_testing", "--rpc-backend", backend]
+        suite += ["--rpc-timeout-factor", "4"]
         done = _pytest(
             [*suite, *arguments, "--rpc-report", str(report)], tmp_path, broken_backends, env
         )

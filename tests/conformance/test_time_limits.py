@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from rpc_backends_testing.time_limits import GIVE_UP_AFTER, START, START_AGAIN, TimeLimits
+from rpc_backends_processes import WorkerContext
+from rpc_backends_testing.groups import Groups
+from rpc_backends_testing.subject import Subject
+from rpc_backends_testing.time_limits import (
+    GIVE_UP_AFTER,
+    START,
+    START_AGAIN,
+    TimeLimits,
+    scaled,
+)
 
 
 def test_limits_are_kept_while_nothing_hangs() -> None:
@@ -58,3 +69,13 @@ def test_starts_are_hopeless_without_any_group(formed_before: bool) -> None:
 def test_factor_multiplies_every_limit() -> None:
     limits = TimeLimits(factor=2)
     assert (limits.test("calls", 30), limits.start()) == (60, 2 * START)
+
+
+def limit_of_six_seconds(me: WorkerContext) -> float:
+    return scaled(6.0)
+
+
+def test_workers_multiply_their_own_limits(tmp_path: Path) -> None:
+    groups = Groups(Subject("TENSORPIPE"), tmp_path, limits=TimeLimits(factor=2))
+    with groups.workers(1) as workers:
+        assert workers[0].call(limit_of_six_seconds) == 12

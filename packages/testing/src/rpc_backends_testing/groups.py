@@ -64,6 +64,7 @@ class Groups:
     def workers(self, size: int, seconds: float = SECONDS, **settings: Any) -> Workers:
         """Return workers without RPC, for a ``with`` block."""
         settings.setdefault("template", template(self._modules))
+        settings["env"] = {**self._limits.environ(), **(settings.get("env") or {})}
         return Workers(size, seconds=self._limits.test(self._chapter, seconds), **settings)
 
     @contextlib.contextmanager

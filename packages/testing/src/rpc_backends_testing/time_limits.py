@@ -6,6 +6,8 @@ time limit.
 
 from __future__ import annotations
 
+import os
+
 #: Seconds in which a static group forms.
 START = 15.0
 #: The same after a group has not formed in time.
@@ -16,6 +18,13 @@ GIVE_UP_AFTER = 3
 _AFTER_ONE = 10.0
 #: The same after three tests of its chapter in a row have hung.
 _AFTER_THREE = 5.0
+#: The variable with the factor of all limits, in the workers of a test.
+_FACTOR = "RPC_CONFORMANCE_TIMEOUT_FACTOR"
+
+
+def scaled(seconds: float) -> float:
+    """Return a time limit in a worker, multiplied by the factor of the run."""
+    return seconds * float(os.environ.get(_FACTOR, "1"))
 
 
 class TimeLimits:
@@ -30,6 +39,10 @@ class TimeLimits:
         self._failed_starts = 0
         #: By chapter, the number of tests that have hung since the last one that did not.
         self._hangs: dict[str, int] = {}
+
+    def environ(self) -> dict[str, str]:
+        """Return the variables with which workers know the factor."""
+        return {_FACTOR: str(self._factor)}
 
     def start(self) -> float:
         """Return the seconds in which a group must form."""

@@ -33,10 +33,11 @@ from rpc_backends_testing.comparison import describe
 from rpc_backends_testing.groups import Groups, template
 from rpc_backends_testing.marks import in_group, requirement
 from rpc_backends_testing.suite import modules
+from rpc_backends_testing.time_limits import scaled
 
 pytestmark = requirement("autograd")
 
-#: Seconds within which all workers forget a context that has ended.
+#: Seconds within which all workers forget a context that has ended; scaled.
 SOON = 6.0
 
 every_way = pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def contexts() -> int:
 
 def contexts_when(wanted: int) -> int:
     """Wait at most :data:`SOON` until this worker has ``wanted`` contexts, and return their number."""
-    end = time.monotonic() + SOON
+    end = time.monotonic() + scaled(SOON)
     while (open_contexts := contexts()) != wanted and time.monotonic() < end:
         time.sleep(0.005)
     return open_contexts

@@ -38,12 +38,13 @@ from rpc_backends_testing.messages import (
     messages,
     sharing,
 )
+from rpc_backends_testing.time_limits import scaled
 from rpc_backends_testing.transports.properties import holds_for
 
 pytestmark = requirement("data")
 
 MIB = 1024 * 1024
-#: The timeout in seconds of each of many calls, so that a lost call fails instead of hanging.
+#: The timeout in seconds of each of many calls, so that a lost call fails instead of hanging; scaled.
 LOST = 5.0
 
 QUANTIZED = ("qint8", "quint8", "qint32")
@@ -572,10 +573,11 @@ def _ask(way: str, message: Message, value: Any) -> Any:
     """Call :func:`receive` on worker 1 in one of three ways, each with a timeout."""
     args = (message, value)
     if way == "rpc_sync":
-        return rpc.rpc_sync("worker1", receive, args=args, timeout=LOST)
+        return rpc.rpc_sync("worker1", receive, args=args, timeout=scaled(LOST))
     if way == "rpc_async":
-        return rpc.rpc_async("worker1", receive, args=args, timeout=LOST).wait()
-    return rpc.remote("worker1", receive, args=args, timeout=LOST).to_here(timeout=LOST)
+        return rpc.rpc_async("worker1", receive, args=args, timeout=scaled(LOST)).wait()
+    seconds = scaled(LOST)
+    return rpc.remote("worker1", receive, args=args, timeout=seconds).to_here(timeout=seconds)
 
 
 def _expect_message(message: Message, way: str) -> None:
@@ -619,7 +621,7 @@ def test_any_messages_at_once(me: WorkerContext) -> None:
 def _expect_joined(message: Message) -> None:
     tensors = message.build()
     text = f"rpc_sync('worker1', torch.cat, args=({message},))"
-    call = sync("worker1", torch.cat, args=(tensors,), timeout=LOST)
+    call = sync("worker1", torch.cat, args=(tensors,), timeout=scaled(LOST))
     expect(doing(text, call.run)).gives(torch.cat(tensors))
 
 

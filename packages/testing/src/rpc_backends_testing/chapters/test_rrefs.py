@@ -18,10 +18,11 @@ from rpc_backends_testing import worker_tasks
 from rpc_backends_testing.checks import doing, expect, fact, remote, sync
 from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import in_group, requirement
+from rpc_backends_testing.time_limits import scaled
 
 pytestmark = requirement("rrefs")
 
-#: Seconds within which an owner learns that no worker refers to a value any more.
+#: Seconds within which an owner learns that no worker refers to a value any more; scaled.
 SOON = 6.0
 
 
@@ -140,7 +141,7 @@ def made_when(wanted: int) -> Any:
 
 
 def _when(look: Callable[[], Any], wanted: Any) -> Any:
-    end = time.monotonic() + SOON
+    end = time.monotonic() + scaled(SOON)
     while (value := look()) != wanted and time.monotonic() < end:
         gc.collect()
         time.sleep(0.005)

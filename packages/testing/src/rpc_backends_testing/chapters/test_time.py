@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import threading
@@ -17,19 +18,22 @@ from rpc_backends_processes import WorkerContext
 from rpc_backends_testing.checks import (
     Call,
     asynchronous,
+    checking,
     deviate,
     doing,
     expect,
     fact,
     sync,
 )
+from rpc_backends_testing.groups import Groups
 from rpc_backends_testing.marks import in_group, requirement
 
 pytestmark = requirement("time")
 
 #: The timeout of most calls here, in seconds.
 SOON = 0.4
-#: A default timeout from the options, in seconds. It also limits the start of the group.
+#: A default timeout from the options, in seconds. It also limits the start of the group, so it is
+#: multiplied by the timeout factor.
 DEFAULT = 3.0
 #: Seconds by which a timeout may be early, for coarse clocks.
 EARLY = 0.05
@@ -218,18 +222,24 @@ def _pending_in_torch() -> int:
     return int(info["num_pending_futures"]) + int(info["num_pending_users"])
 
 
-@in_group(2, rpc_timeout=DEFAULT)
-def test_default_timeout_of_the_options(me: WorkerContext, rpc_timeout_factor: float) -> None:
+def test_default_timeout_of_the_options(rpc_groups: Groups, rpc_timeout_factor: float) -> None:
     """Calls without a timeout have the default of the options; a call's own timeout overrides it."""
-    expect(doing("rpc.get_rpc_timeout()", rpc.get_rpc_timeout)).gives(DEFAULT)
-    with closed_gate(rpc_timeout_factor, DEFAULT) as gate:
+    default = max(DEFAULT, float(math.ceil(DEFAULT * rpc_timeout_factor)))
+    with rpc_groups.running(2, rpc_timeout=default) as workers:
+        workers[0].call(time_out_by_default, default, rpc_timeout_factor)
+
+
+@checking
+def time_out_by_default(me: WorkerContext, default: float, timeout_factor: float) -> None:
+    expect(doing("rpc.get_rpc_timeout()", rpc.get_rpc_timeout)).gives(default)
+    with closed_gate(timeout_factor, default) as gate:
         begun = time.monotonic()
         args = (gate.folder,)
         longer = rpc.rpc_async("worker1", go_through, args=args, timeout=60)
         rref = rpc.remote("worker1", add, args=(1, 2))
         call = rpc.rpc_async("worker1", go_through, args=args)
-        text = f"rpc_async('worker1', go_through).wait(), with rpc_timeout={DEFAULT} in the options"
-        expect_timeout(doing(text, call.wait), DEFAULT, rpc_timeout_factor, begun)
+        text = f"rpc_async('worker1', go_through).wait(), with rpc_timeout={default} in the options"
+        expect_timeout(doing(text, call.wait), default, timeout_factor, begun)
         expect(doing("done() of a call with timeout=60", longer.done)).gives(False)
         gate.open()
         expect(doing("rpc_async('worker1', go_through, timeout=60).wait()", longer.wait)).gives(
