@@ -51,7 +51,8 @@ class ClosingTests:
             worker0.expect(worker1, message("reply", [4]), reply=True)
             worker0.may_lose.add(1)
             worker1.may_lose.add(0)
-            worker0.close(30.0, seconds=CLOSING)
+            linger = 30.0 * max(1.0, transports.limits.timeout_factor)  # longer than the limit
+            worker0.close(linger, seconds=CLOSING)
 
     def test_close_waits_for_linger_at_most(self, transports: Workers) -> None:
         """`close(linger)` returns after `linger` seconds even if the peer takes no messages.
@@ -91,7 +92,7 @@ class ClosingTests:
             worker = transports.make(0)
             worker.close(linger)
             del worker
-        remainder.check("close(0) of a transport that has not listened")
+        remainder.check("close(0) of a transport that has not listened", transports.limits)
 
     def test_close_waits_for_its_threads(self, transports: Workers) -> None:
         """`close(0)` returns when the transport's threads have ended, also one that calls the inbox.
@@ -127,8 +128,10 @@ class ClosingTests:
             strangers.enter_context(resources.connect(addresses[0]))
             _settle(worker0)
             worker0.close(0)
-            left = remainder.now(resources.ENDING)  # not empty: it has the stranger's socket
+            # The stranger's socket is left.
+            left = remainder.now(transports.limits.ending, only="thread")
             if "thread" in left:
+                transports.limits.note_passed()
                 raise worker0.deviation(
                     "close(0) while a stranger is connected", "no thread is left", left
                 )
@@ -140,7 +143,7 @@ class ClosingTests:
             pass
         with transports(2):
             pass
-        remainder.check("close(0) of a transport that has sent nothing")
+        remainder.check("close(0) of a transport that has sent nothing", transports.limits)
 
     def test_nobody_listens_after_close(self, transports: Workers) -> None:
         """After `close` the address of the worker is free: nobody can connect to it."""
@@ -203,7 +206,7 @@ class ClosingTests:
             _settle(worker0)
             for worker in (worker0, worker1, worker2):
                 worker.take_messages()
-        remainder.check(f"close(0) after {after}")
+        remainder.check(f"close(0) after {after}", transports.limits)
 
     def test_nothing_is_left_when_the_peer_hangs(
         self, transports: Workers, cutting: resources.Cutting
@@ -218,7 +221,9 @@ class ClosingTests:
             both_ends = cutting.count_settled()  # a transport may open more for large messages
             worker0.close(0)
             cutting.expect_at_most(
-                both_ends // 2, worker0.called("close(0) while worker1 takes no messages")
+                both_ends // 2,
+                worker0.called("close(0) while worker1 takes no messages"),
+                transports.limits,
             )
             worker1.inbox.unblock()
             sending.wait(transports.limits.seconds)

@@ -18,6 +18,8 @@ SECONDS = 5.0
 #: The same after several limits have passed: the transport is broken, and its author waits.
 SECONDS_WHEN_BROKEN = 0.7
 _ENOUGH = 2
+#: The least seconds that a thread or a connection has to end after its work is done.
+ENDING = 1.0
 
 
 class Limits:
@@ -36,6 +38,11 @@ class Limits:
         """Seconds that a wait may take now."""
         limit = SECONDS if self.passed < _ENOUGH else SECONDS_WHEN_BROKEN
         return max(limit, self._least) * self.timeout_factor
+
+    @property
+    def ending(self) -> float:
+        """Seconds that a thread or a connection has to end now, after its work is done."""
+        return max(ENDING, self.seconds)
 
     @contextlib.contextmanager
     def at_least(self, seconds: float) -> Iterator[None]:

@@ -98,7 +98,7 @@ class LossTests:
             )
             send_until_it_arrives(worker0, worker1, message("after", [8]))
             # Part of a message may be delivered until the transport has closed the connection.
-            cutting.wait_until_gone(names, resources.ENDING)
+            cutting.wait_until_gone(names, transports.limits.ending)
             allowed = (whole, [b"held"], message("after", [8]), message("first", [10]))
             for event in worker1.take_messages():
                 if event.parts not in allowed and event.parts not in worker1.may_get:

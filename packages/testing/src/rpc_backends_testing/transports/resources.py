@@ -15,9 +15,7 @@ from pathlib import Path
 
 from rpc_backends_testing.deviations import deviate
 from rpc_backends_testing.resource_leaks import opened
-
-#: How many seconds a thread may take to end after it has done its work.
-ENDING = 1.0
+from rpc_backends_testing.transports.limits import ENDING, Limits
 
 
 def connections() -> set[str]:
@@ -71,14 +69,15 @@ class Cutting:
     cut: Callable[[set[str]], None]
     before: frozenset[str] = frozenset()
 
-    def expect_at_most(self, ends: int, call: str) -> None:
+    def expect_at_most(self, ends: int, call: str, limits: Limits) -> None:
         """Check that ``call`` has closed connections.
 
         :raises DeviationError: there are more.
         """
-        limit = time.monotonic() + ENDING
+        limit = time.monotonic() + limits.ending
         while (left := len(self.connections() - self.before)) > ends:
             if time.monotonic() > limit:
+                limits.note_passed()
                 raise deviate(
                     call,
                     "this worker's ends of the connections are closed",
@@ -117,25 +116,28 @@ class Remainder:
     def __init__(self) -> None:
         self._before = opened(collect=False)
 
-    def now(self, seconds: float) -> str:
+    def now(self, seconds: float, *, only: str = "") -> str:
         """Return, as text, what was opened since; wait up to ``seconds`` until all is closed.
 
         A thread that has done its work takes a moment to end.
+
+        :param only: a kind of thing to wait for, such as ``thread``; all kinds by default.
         """
         end = time.monotonic() + seconds
-        while (left := opened(collect=False).beyond(self._before)) != "nothing":
+        while (left := opened(collect=False).beyond(self._before)) != "nothing" and only in left:
             if time.monotonic() > end:
                 return left
             time.sleep(0.01)
         return left
 
-    def check(self, call: str) -> None:
+    def check(self, call: str, limits: Limits) -> None:
         """Check that ``call`` has left nothing open.
 
         :raises DeviationError: it has.
         """
-        left = self.now(ENDING)
+        left = self.now(limits.ending)
         if left != "nothing":
+            limits.note_passed()
             raise deviate(
                 call, "no socket, file or thread is left when it has returned", f"{left} left"
             )

@@ -19,6 +19,7 @@ from typing import Any
 from rpc_backends_testing.deviations import deviate
 from rpc_backends_testing.transports import resources
 from rpc_backends_testing.transports.inbox import Event, Inbox
+from rpc_backends_testing.transports.limits import Limits
 
 #: Seconds that the process may take to start: it imports the author's modules.
 _STARTING = 60.0
@@ -141,15 +142,16 @@ class SecondProcess:
         self._inboxes[worker_id] = inbox
         return self.call("transport", worker_id, "listen", worker_id, name)
 
-    def check(self, call: str) -> None:
+    def check(self, call: str, limits: Limits) -> None:
         """Check that the transports left nothing open, and that no exception ended one of their threads.
 
         :raises DeviationError: they have not.
         """
-        escaped, left = self.call("end")
+        escaped, left = self.call("end", limits.ending)
         if escaped:
             raise deviate("(a thread of the transport)", "it ends without an exception", escaped[0])
         if left != "nothing":
+            limits.note_passed()
             rule = "no socket, file or thread is left when it has returned"
             raise deviate(call, rule, f"{left} left in the second process")
 
@@ -264,9 +266,9 @@ class _There:
         self.pipe.wait_until_idle(0.2)
         self._remainder = resources.Remainder()
 
-    def end(self) -> tuple[list[str], str]:
-        """Return the exceptions that have ended threads, and what was opened and is still open."""
-        return self._escaped, self._remainder.now(resources.ENDING)
+    def end(self, seconds: float) -> tuple[list[str], str]:
+        """Return the exceptions that have ended threads, and what is still open after ``seconds``."""
+        return self._escaped, self._remainder.now(seconds)
 
     def make(self, worker_id: int) -> bool:
         """Make the transport of a worker; return whether it is in C++."""

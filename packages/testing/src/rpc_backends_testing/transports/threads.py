@@ -112,7 +112,9 @@ class ThreadTests:
             both_ends = cutting.count_settled()  # a transport may open more for large messages
             worker0.forget(1)
             cutting.expect_at_most(
-                both_ends // 2, worker0.called("forget(1) while worker1 takes no messages")
+                both_ends // 2,
+                worker0.called("forget(1) while worker1 takes no messages"),
+                transports.limits,
             )
             if not sending.wait(transports.limits.seconds):
                 transports.limits.note_passed()

@@ -404,9 +404,9 @@ class Workers:
             threading.excepthook = before
         if escaped:
             raise deviate("(a thread of the transport)", "it ends without an exception", escaped[0])
-        remainder.check("close(0) of all workers")
+        remainder.check("close(0) of all workers", self.limits)
         if self._second:
-            self._second.check("close(0) of all workers")
+            self._second.check("close(0) of all workers", self.limits)
 
     def listening(self) -> list[object]:
         """Return the addresses at which stream sockets of the workers' processes listen."""
