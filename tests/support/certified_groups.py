@@ -163,15 +163,14 @@ def check_expired_at_start(tmp_path: Path, folder: Path, backend: str) -> None:
     assert all("worker1.pem has expired on 2" in text for text in texts)
 
 
-def check_expiry_and_renewal(tmp_path: Path, folder: Path, *, lasts: float, **options: Any) -> None:
-    """Check that a certificate is refused once it has expired, until it is renewed.
-
-    :param lasts: seconds until it expires.
-    """
-    issue(folder, "worker1", seconds=lasts)
-    ends = time.monotonic() + lasts
+def check_expiry_and_renewal(tmp_path: Path, folder: Path, **options: Any) -> None:
+    """Check that a certificate is refused once it has expired, until it is renewed."""
     with group(tmp_path, folder, **options) as workers:
-        assert time.monotonic() < ends, "the machine is too slow for this test"
+        # Only now: a start may take longer than this certificate lasts. No call has connected yet.
+        issue(folder, "worker1", seconds=10)
+        ends = time.monotonic() + 10
+        new = "'worker1' has a new certificate of worker1"
+        logged_line(workers[1], new)
         eventually(lambda: time.monotonic() > ends + 1, lambda: "the end of the certificate")
 
         error = workers[1].call(call_error, "worker0")
@@ -181,7 +180,7 @@ def check_expiry_and_renewal(tmp_path: Path, folder: Path, *, lasts: float, **op
 
         issue(folder, "worker1")
         eventually(lambda: not workers[1].call(call_error, "worker0"), lambda: "a call again")
-        logged_line(workers[1], "'worker1' has a new certificate of worker1")
+        eventually(lambda: workers[1].output.count(new) == 2, lambda: "a second new certificate")
         workers[0].call(exercise, "worker1")
         workers.run(steps.leave)
 
@@ -197,7 +196,7 @@ def check_corrected_rights(tmp_path: Path, folder: Path, backend: str) -> None:
 
 
 def check_revocation(tmp_path: Path, folder: Path, revoked: str, **options: Any) -> None:
-    """Check that a revoked worker is cut off within a second, until that is taken back.
+    """Check that a revoked worker is cut off at once, until that is taken back.
 
     :param revoked: the name or the number (63) of the certificate of worker1.
     """
@@ -206,6 +205,9 @@ def check_revocation(tmp_path: Path, folder: Path, revoked: str, **options: Any)
     rules.write_text("")
     with group(tmp_path, folder, **options) as workers:
         workers[0].call(read_rules_from, str(rules))
+        # Connect in both directions: a certificate that is revoked before that has another error.
+        for me, peer in ((0, 1), (1, 0)):
+            workers[me].call(exercise, f"worker{peer}")
         workers.run(begin_call_to_other)
         began = time.monotonic()
         temporary = tmp_path / "new"
@@ -219,7 +221,7 @@ def check_revocation(tmp_path: Path, folder: Path, revoked: str, **options: Any)
         assert "revoked" not in ended[1][0]
         late = max(when for _, when in ended) - began
         print(f"cut off after {late:.2f} s")
-        assert late < SOON / 4  # a busy machine
+        assert late < steps.AT_ONCE
         assert "is lost" in workers[1].call(call_error, "worker0")
         logged_line(workers[0], "certificate of worker1 (certificate 63) is revoked")
         rules.write_text("")

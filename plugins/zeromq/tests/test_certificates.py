@@ -333,7 +333,7 @@ def test_a_worker_refuses_to_start_with_an_expired_certificate(
 def test_an_expired_certificate_is_refused_until_it_is_renewed(
     tmp_path: Path, folder: Path, unix_sockets: bool
 ) -> None:
-    check_expiry_and_renewal(tmp_path, folder, lasts=12.0, backend=NAME, unix_sockets=unix_sockets)
+    check_expiry_and_renewal(tmp_path, folder, backend=NAME, unix_sockets=unix_sockets)
 
 
 def test_files_of_another_identity_or_half_written_change_nothing(
@@ -385,7 +385,7 @@ def test_certificates_with_fips_but_no_provider_are_refused_with_a_remedy(
 
 
 @pytest.mark.parametrize("revoked", ["worker1", "63"], ids=["name", "serial"])
-def test_a_revoked_worker_is_cut_off_within_a_second(
+def test_a_revoked_worker_is_cut_off_at_once(
     tmp_path: Path, folder: Path, unix_sockets: bool, revoked: str
 ) -> None:
     check_revocation(tmp_path, folder, revoked, backend=NAME, unix_sockets=unix_sockets)
