@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -338,3 +339,37 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < until, f"never: {what}"
         time.sleep(0.01)
+
+
+# --- slow peers ----------------------------------------------------------------------------------
+
+
+def slowly(step: Callable[[], object], seconds: float) -> float:
+    """Repeat a step with pauses, until the connection ends at the latest.
+
+    :returns: the longest time between two steps, in seconds.
+    """
+    times = [time.monotonic()]
+    is_open = True
+    while is_open and times[-1] < times[0] + seconds:
+        time.sleep(0.1)
+        try:
+            step()
+        except ConnectionError:
+            is_open = False
+        times.append(time.monotonic())
+    return max(after - before for before, after in itertools.pairwise(times))
+
+
+def check_kept(attempt: Callable[[], tuple[bool, float]], timeout: float) -> None:
+    """Check that a slow peer is kept; try again if a busy machine has made it much slower than that.
+
+    :param attempt: returns whether the peer was kept, and the longest time between two of its steps.
+    :param timeout: seconds without a sign of it after which a peer is lost.
+    """
+    for _ in range(5):
+        is_kept, longest = attempt()
+        if is_kept:
+            return
+        assert longest >= timeout / 2, f"lost after a pause of {longest:.2f} s at most"
+    raise AssertionError("this machine is too busy")

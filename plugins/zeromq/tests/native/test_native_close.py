@@ -356,9 +356,9 @@ def test_ctrl_c_interrupts_receive(start: Start) -> None:
         """
         import signal
         transport = Worker(0, encrypted=False).transport
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             transport.receive()
         except KeyboardInterrupt:
             say("interrupted")

@@ -21,8 +21,10 @@ from native_workers import (
     Child,
     Intruder,
     Worker,
+    check_kept,
     eventually,
     greeting,
+    slowly,
     variables_of_child,
 )
 
@@ -34,6 +36,9 @@ pytestmark = pytest.mark.slow
 
 MakeWorker = Callable[..., Worker]
 Start = Callable[..., Child]
+
+#: Heartbeats without which a peer is lost soon, but not while a busy machine delays it.
+SOON_LOST = {"heartbeat": 0.2, "heartbeat_timeout": 3.0}
 
 #: A program: worker 1, which returns each message to its sender.
 ECHO = """
@@ -127,7 +132,7 @@ def test_a_killed_peer_is_lost(
 def test_a_suspended_peer_is_lost_and_found(
     make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
 ) -> None:
-    worker0 = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen(where(medium))
+    worker0 = make(0, **SOON_LOST).listen(where(medium))
     child = start_echo(start, worker0, where(medium))
     worker0.send(1, b"x")
     worker0.message()
@@ -146,7 +151,7 @@ def test_a_suspended_peer_is_lost_while_messages_are_sent(
     make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
 ) -> None:
     """Over TCP, its system acknowledges what it does not read."""
-    worker0 = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen(where(medium))
+    worker0 = make(0, **SOON_LOST).listen(where(medium))
     child = start_echo(start, worker0, where(medium))
     worker0.send(1, b"x")
     worker0.message()
@@ -167,8 +172,8 @@ def test_a_peer_suspended_while_receiving_is_lost(
     make: MakeWorker, start: Start, where: Callable[[str], str], medium: str
 ) -> None:
     """The connection's buffers are full, so no heartbeat can be sent."""
-    worker0 = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen(where(medium))
-    child = start_echo(start, worker0, where(medium), heartbeat=0.2, heartbeat_timeout=1.0)
+    worker0 = make(0, **SOON_LOST).listen(where(medium))
+    child = start_echo(start, worker0, where(medium))
     worker0.send(1, b"x")
     worker0.message()
     suspend(child.process.pid)
@@ -181,16 +186,22 @@ def test_a_peer_suspended_while_receiving_is_lost(
 
 def test_a_peer_that_reads_slowly_over_tcp_is_kept(make: MakeWorker) -> None:
     """It reads for three times the heartbeat timeout, and answers no ping."""
-    worker0 = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen("tcp://127.0.0.1:*")
-    peer = Intruder(worker0, greeting(2)).admitted()
-    size = 24 << 20
-    eventually(lambda: can_reply(worker0, 2, size), "the connection is open")
-    end = time.monotonic() + 3
-    read = 0
-    while time.monotonic() < end:
-        read += len(peer.read(200_000))
-        time.sleep(0.1)
-    assert read + len(peer.read(size - read)) == size
+
+    def read_slowly() -> tuple[bool, float]:
+        worker0 = make(0, heartbeat=0.2, heartbeat_timeout=1.0).listen("tcp://127.0.0.1:*")
+        peer = Intruder(worker0, greeting(2)).admitted()
+        size = 24 << 20
+        eventually(lambda: can_reply(worker0, 2, size), "the connection is open")
+        read = 0
+
+        def read_some() -> None:
+            nonlocal read
+            read += len(peer.read(200_000))
+
+        longest = slowly(read_some, 3)
+        return read + len(peer.read(size - read)) == size, longest
+
+    check_kept(read_slowly, 1.0)
 
 
 def can_reply(worker: Worker, peer: int, size: int) -> bool:
@@ -204,14 +215,22 @@ def can_reply(worker: Worker, peer: int, size: int) -> bool:
 
 def test_an_idle_peer_is_kept(make: MakeWorker) -> None:
     settings = {"heartbeat": 0.1, "heartbeat_timeout": 0.8}
-    worker0, worker1 = (make(n, **settings).listen("tcp://127.0.0.1:*") for n in (0, 1))
-    worker0.learn(worker1)
-    worker1.learn(worker0)
-    worker0.send(1, b"x")
-    worker1.message()
-    assert worker0.transport.receive(2) is None  # no loss in more than twice the heartbeat timeout
-    worker1.send(0, b"y", reply=True)
-    assert worker0.message() == (1, [b"y"])
+
+    def be_idle() -> tuple[bool, float]:
+        worker0, worker1 = (make(n, **settings).listen("tcp://127.0.0.1:*") for n in (0, 1))
+        worker0.learn(worker1)
+        worker1.learn(worker0)
+        worker0.send(1, b"x")
+        worker1.message()
+        events = []
+        # More than twice the heartbeat timeout; the steps show for how long this process did not run.
+        longest = slowly(lambda: events.append(worker0.transport.receive(0)), 2)
+        if any(events) or not can_reply(worker1, 0, 1):
+            return False, longest
+        assert worker0.message() == (1, [bytes(1)])
+        return True, longest
+
+    check_kept(be_idle, settings["heartbeat_timeout"])
 
 
 def test_messages_to_a_lost_peer_are_never_delivered(make: MakeWorker, encrypted: bool) -> None:
@@ -250,7 +269,8 @@ def test_a_peer_can_be_lost_and_found_repeatedly(make: MakeWorker, encrypted: bo
 
 
 def test_a_loss_is_reported_once(make: MakeWorker) -> None:
-    worker0, worker1 = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
+    # The port is still free after the close, because the kernel gives it to nobody else.
+    worker0, worker1 = (make(n).listen(f"tcp://127.0.0.1:{free_port()}") for n in (0, 1))
     worker0.learn(worker1)
     worker0.send(1, b"x")
     worker1.message()
@@ -374,7 +394,7 @@ ON_A_HOST = """
     for line in sys.stdin:
         size = json.loads(line)
         if size:
-            worker.send(1, bytes(size))
+            worker.try_to_send(1, bytes(size))
         what, _, parts, reason = worker.next()
         say([what, bytes(parts[0]).decode() if parts else reason])
 """
@@ -426,7 +446,7 @@ def on_two_hosts(two_hosts: Any, request: pytest.FixtureRequest) -> Any:
     pair.end()
 
 
-@pytest.mark.parametrize("on_two_hosts", [6.0], indirect=True)
+@pytest.mark.parametrize("on_two_hosts", [20.0], indirect=True)
 def test_a_short_outage_loses_no_message(on_two_hosts: TwoHosts) -> None:
     assert on_two_hosts.call(10) == ["message", "10"]
     on_two_hosts.set_link("down")
@@ -463,13 +483,19 @@ def test_a_slow_large_message_is_no_loss(on_two_hosts: TwoHosts) -> None:
     assert on_two_hosts.call(15 << 20) == ["message", str(15 << 20)]
 
 
-def test_holding_the_gil_delays_no_heartbeat(make: MakeWorker, start: Callable[..., Child]) -> None:
+def test_holding_the_gil_delays_no_heartbeat(make: MakeWorker, start: Start) -> None:
     """The message's memory is Python's: its release needs the GIL, which the program holds for 2 s."""
+    # A busy machine may delay a heartbeat for 1 s, but hardly three times.
+    assert any(is_kept_while_it_holds_the_gil(make, start) for _ in range(3))
+
+
+def is_kept_while_it_holds_the_gil(make: MakeWorker, start: Start) -> bool:
+    """Return whether a worker that holds the GIL after it has sent a message is not lost."""
     worker1 = make(1, heartbeat=0.1, heartbeat_timeout=1).listen("tcp://127.0.0.1:*")
     child = start(
         """
         import ctypes
-        worker = Worker(0, encrypted=False).listen("tcp://127.0.0.1:*")
+        worker = Worker(0, encrypted=False, heartbeat=0.1).listen("tcp://127.0.0.1:*")
         say(worker.endpoint)
         worker.transport.learn(1, hear(), None)
         worker.message()
@@ -482,16 +508,25 @@ def test_holding_the_gil_delays_no_heartbeat(make: MakeWorker, start: Callable[.
     worker1.transport.learn(0, child.hear(), None)
     child.say(worker1.endpoint)
     worker1.send(0, b"begin")
-    assert len(worker1.message()[1][0]) == 64 << 20
+    what, _, parts, _ = worker1.next()
+    if what == "lost":
+        return False
+    assert len(parts[0]) == 64 << 20
     assert child.hear() == "done"
-    assert worker1.metric("peers_lost") == 0
+    is_kept = worker1.metric("peers_lost") == 0
     child.say("end")
     assert child.end() == 0
+    return is_kept
 
 
 def test_many_dead_peers_delay_no_other_peer(make: MakeWorker) -> None:
     """The peers are probed at the same time, and others can connect meanwhile."""
-    count = 150
+    # At 20 ms for each peer, it would take 3 s to probe them one after the other, in each attempt.
+    assert any(seconds_to_probe(make, 150) < 2 for _ in range(3)), "the peers are probed in turn"
+
+
+def seconds_to_probe(make: MakeWorker, count: int) -> float:
+    """Return how long it takes to lose so many dead peers, and to get a message of another peer."""
     worker0, worker1 = (make(n).listen("tcp://127.0.0.1:*") for n in (0, 1))
     worker0.learn(worker1)
     worker1.learn(worker0)
@@ -520,4 +555,6 @@ def test_many_dead_peers_delay_no_other_peer(make: MakeWorker) -> None:
         events = [worker0.next() for _ in range(count + 1)]
         took = time.monotonic() - begin
         assert sorted(event[0] for event in events) == ["lost"] * count + ["message"]
-        assert took < 2, "the peers are probed one after the other"  # that would take 3 s
+    for worker in (worker0, worker1):
+        worker.transport.close(0)
+    return took

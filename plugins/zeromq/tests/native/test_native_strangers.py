@@ -170,6 +170,14 @@ def check_echo(peer: Worker, text: bytes = b"x") -> None:
     assert peer.message() == (0, [text])
 
 
+def has_echo(peer: Worker) -> bool:
+    """Send the worker a message; return whether its reply comes, and not the loss of the worker."""
+    peer.try_to_send(0, b"x")
+    what, _, parts, _ = peer.next()
+    assert what == "lost" or [bytes(part) for part in parts] == [b"x"]
+    return what == "message"
+
+
 @pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
 def test_many_strangers_hold_little_and_exclude_nobody(
     target: Target, make: MakeWorker, sent: bytes
@@ -240,8 +248,10 @@ def test_peers_connect_while_strangers_keep_coming(target: Target, make: MakeWor
         eventually(lambda: int(target.tell("")["zeromq.crowded_out"]) > MANY, "many are evicted")
         for number in range(1, 6):
             peer = target.peer(make, number)
-            check_echo(peer)
-            assert peer.metric("peers_lost") == 0
+            # A handshake that takes long may be evicted for strangers; the peer tries again.
+            while not has_echo(peer):
+                peer.next("found")
+                assert peer.metric("peers_lost") < 5
             assert target.open_files() < MOST_OPEN
     check_echo(peer)
 
