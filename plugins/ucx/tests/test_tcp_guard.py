@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rpc_backends_processes import free_port
 from support import steps
 from support.ucx_transports import (
     CONNECTION_KEY,
@@ -26,6 +27,7 @@ from support.ucx_transports import (
     next_event,
     siphash_tag,
     transport,
+    worker_settings,
 )
 from support.workers import WorkerContext, Workers
 
@@ -189,7 +191,10 @@ def test_thousands_of_idle_strangers_leave_room_for_members(me: Any) -> None:
 
 
 def test_a_worker_does_not_read_from_a_stranger_that_has_taken_a_peers_port(me: Any) -> None:
-    peer = transport(1, trusted=True)
+    settings = worker_settings(trusted=True)
+    number = free_port()  # the kernel gives it to no other process after the peer
+    settings["config"].append(("TCP_PORT_RANGE", f"{number}-{number}"))
+    peer = transport(1, **settings)
     mine = set(listeners(os.getpid()))
     address = peer.address()
     peer.close(0)

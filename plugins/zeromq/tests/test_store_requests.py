@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_strangers_cause_few_requests_and_exclude_no_worker() -> None:
     with Workers(2, seconds=120) as workers, contextlib.ExitStack() as stack:
         workers.run(meet_at_a_counting_store, store.port)
         workers[0].call(join, URL, dynamic=True, unix_sockets=False)
-        before = workers[0].call(requests)
+        before, began = workers[0].call(requests), time.monotonic()
         record = json.loads(dist.PrefixStore("rpc_backends/0", store).get("record/1"))
         address = json.loads(record["address"][record["address"].index("{") :])
         running = threading.Event()
@@ -128,6 +129,8 @@ def test_strangers_cause_few_requests_and_exclude_no_worker() -> None:
 
         eventually(lambda: refused() >= strangers, lambda: "all strangers are refused")
         lookups = workers[0].call(requests) - before
+        took = time.monotonic() - began
         running.set()
         workers.run(steps.leave)
-    assert lookups < strangers // 2
+    # A lookup is one request, at most every 0.05 s; worker1's join adds a few.
+    assert lookups <= took / 0.05 + 20

@@ -31,6 +31,7 @@ from rpc_backends_agents.engine.errors import (
 )
 from rpc_backends_agents.engine.host import Process
 from rpc_backends_core.spi import Group, Member, SettingError, StoreError, join_group
+from rpc_backends_processes import free_port
 from support import steps, zeromq
 from support.command import run_python, wait_until
 from support.networks import Host, enter
@@ -274,11 +275,12 @@ def test_a_chosen_nonce_does_not_revive_old_addresses(
 
 def test_a_stale_record_brings_no_call_to_its_port(group: TransportGroup, text: str) -> None:
     """Another process listens at the old address, and it does not have the keys of the old session."""
-    transport0, old = (group.transport(rank, dynamic=True, secret=text) for rank in range(2))
+    port = str(free_port())  # the kernel gives it to no other process while nobody listens
+    transport0 = group.transport(0, dynamic=True, secret=text)
+    old, there = (group.transport(1, dynamic=True, secret=text, ports=port) for _ in range(2))
     transport0.listen(0, "w0")
-    earlier, port = old.listen(1, "w1"), tcp_port(old)
+    earlier = old.listen(1, "w1")
     old.close(0)
-    there = group.transport(1, dynamic=True, secret=text, ports=str(port))
     there.listen(1, "w1")
 
     transport0.learn(1, "w1", earlier, rank=1)
@@ -527,10 +529,13 @@ def test_nothing_connects_to_the_port_of_a_killed_worker(tmp_path: Path) -> None
     """Another program may have it, which data that is not its own may harm: a TensorPipe agent ends."""
     with Workers(3) as workers, contextlib.ExitStack() as stack:
         workers[2].call(hide_process)
-        workers.run(zeromq.join, f"file://{tmp_path}/store", unix_sockets=False)
-        ports = [
-            int(worker.call(zeromq.endpoints)[0].rpartition(":")[2]) for worker in list(workers)[1:]
-        ]
+        ports = [free_port() for _ in range(2)]  # the kernel gives them to no other process
+        workers.run(
+            zeromq.join,
+            f"file://{tmp_path}/store",
+            unix_sockets=False,
+            only={index: {"ports": str(port)} for index, port in enumerate(ports, 1)},
+        )
         for index in (2, 1):
             workers[0].call(reach, f"worker{index}")
             workers[index].kill()
@@ -540,7 +545,7 @@ def test_nothing_connects_to_the_port_of_a_killed_worker(tmp_path: Path) -> None
         )
 
         for _ in range(3):  # of one that is hidden, the port is all that is known
-            hidden.settimeout(SOON)
+            hidden.settimeout(60)
             hidden.accept()[0].close()
 
         seen.setblocking(False)

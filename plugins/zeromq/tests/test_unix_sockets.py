@@ -99,7 +99,7 @@ def test_a_folder_with_too_long_a_path_is_skipped(tmp_path: Path) -> None:
 def test_a_path_of_the_longest_length_can_be_bound(tmp_path: Path) -> None:
     fixed = len("/rpc-zmq-12345678/s")
     wanted = unix_sockets.PATH_LIMIT - fixed
-    base = Path("/tmp") / ("x" * (wanted - len("/tmp/")))
+    base = Path("/tmp") / f"{os.getpid()}-".ljust(wanted - len("/tmp/"), "x")
     base.mkdir()
     try:
         folder = SocketFolder({"XDG_RUNTIME_DIR": str(base)})
