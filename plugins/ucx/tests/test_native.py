@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rpc_backend_ucx.library import native
+from support.steps import AT_ONCE
 from support.ucx_transports import (
     TIMEOUT,
     Echo,
@@ -104,7 +105,7 @@ def test_a_message_larger_than_the_queue_leaves_while_a_thread_sleeps() -> None:
         events.get(timeout=TIMEOUT)
         for _ in range(10):
             me.send(1, parts, False)
-            assert events.get(timeout=5)[2] == parts
+            assert events.get(timeout=TIMEOUT / 2)[2] == parts
         me.close(1)
         receiver.join()
 
@@ -159,9 +160,9 @@ def receive_in_threads_that_stay_busy(me: Any, count: int) -> None:
         thread.start()
     for number in range(count - 1):
         me.send(2, [bytes([number])], False)
-    assert all(received.acquire(timeout=5) for _ in range(count - 1))
+    assert all(received.acquire(timeout=TIMEOUT / 2) for _ in range(count - 1))
     me.send(2, [b"last"], False)
-    is_received = received.acquire(timeout=5)
+    is_received = received.acquire(timeout=TIMEOUT / 2)
     all_have.set()
     assert is_received
     for thread in threads:
@@ -169,7 +170,7 @@ def receive_in_threads_that_stay_busy(me: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("media", ["shm", "tcp"])
-def test_a_killed_peer_is_lost_within_a_second(media: str) -> None:
+def test_a_killed_peer_is_lost_at_once(media: str) -> None:
     me = transport(0, trusted=media == "tcp")
     with Echo(me, media=media, watched=media == "shm") as peer:
         me.send(1, [b"hello", bytes(1 << 20)], False)
@@ -179,7 +180,7 @@ def test_a_killed_peer_is_lost_within_a_second(media: str) -> None:
         kind, worker, _, reason = next_event(me)
 
         assert (kind, worker) == ("lost", 1)
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < AT_ONCE
         with pytest.raises(RuntimeError, match="worker 1 is lost: ") as refused:
             me.send(1, [b"more"], False)
         assert reason in str(refused.value)

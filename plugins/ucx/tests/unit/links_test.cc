@@ -403,7 +403,7 @@ class OwnerThatNeedsTheLock {
       (void)worker_.transport->metrics();
       done.set_value();
     });
-    has_had_the_lock_ = waiting.wait_for(std::chrono::seconds(1)) == std::future_status::ready;
+    has_had_the_lock_ = waiting.wait_until(limit()) == std::future_status::ready;
   }
 
   WorkerOf& worker_;

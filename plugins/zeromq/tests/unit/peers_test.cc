@@ -170,16 +170,18 @@ class PeersTest : public testing::Test {
   }
 
   // Learns the peer, and connects to it with a message.
-  std::shared_ptr<Stream> connect() {
-    peers.learn(kPeer, there.endpoint(), {});
-    return send();
+  std::shared_ptr<Stream> connect() { return connect(there); }
+  std::shared_ptr<Stream> connect(Listening& peer) {
+    peers.learn(kPeer, peer.endpoint(), {});
+    return send(peer);
   }
 
   // The connection on which the peer gets the message.
-  std::shared_ptr<Stream> send() {
+  std::shared_ptr<Stream> send() { return send(there); }
+  std::shared_ptr<Stream> send(Listening& peer) {
     peers.send(kPeer, parts_with({"hello"}));
-    auto stream = there.accept();
-    EXPECT_EQ(message_in(there.next()), "hello");
+    auto stream = peer.accept();
+    EXPECT_EQ(message_in(peer.next()), "hello");
     return stream;
   }
 
@@ -359,7 +361,8 @@ TEST_F(PeersTest, APeerThatNeverListensIsLostWithTheReason) {
 
 TEST_F(PeersTest, ALossIsNotReportedForAPeerThatWasForgottenAndLearnedAgain) {
   for (int round = 0; round < 20; ++round) {
-    const auto stream = connect();
+    Listening peer;  // of this round only: a reconnect that was given up may wait for accept() afterwards
+    const auto stream = connect(peer);
     // Reading these takes a while, between the loss and its report.
     for (int i = 0; i < 500; ++i) {
       ASSERT_TRUE(stream->send(parts_with({std::string(1000, 'x')})));
@@ -372,7 +375,7 @@ TEST_F(PeersTest, ALossIsNotReportedForAPeerThatWasForgottenAndLearnedAgain) {
     Event forgotten;
     forgotten.kind = Event::Kind::kFound;
     worker.inbox.push(std::move(forgotten));
-    peers.learn(kPeer, there.endpoint(), {});
+    peers.learn(kPeer, peer.endpoint(), {});
     run_posted(worker.loop);
 
     bool is_forgotten = false;
@@ -408,7 +411,8 @@ TEST_F(PeersTest, ALossIsReportedAlthoughMemoryIsShort) {
 TEST_F(PeersTest, ALostPeerIsFoundAlthoughMemoryIsShort) {
   int left = 0;
   for (int number = 1; left == 0; ++number) {
-    connect();
+    Listening peer;  // of this round only: further reconnects may wait for accept() afterwards
+    connect(peer);
     peers.end_connection(kPeer, "it sent nonsense");
     worker.loop.post([number] { fail_allocation(number); });
     EXPECT_EQ(worker.next().kind, Event::Kind::kLost);
@@ -416,7 +420,7 @@ TEST_F(PeersTest, ALostPeerIsFoundAlthoughMemoryIsShort) {
     std::atomic<bool> is_found{false};
     std::thread accepting([&] {
       while (!is_found) {
-        there.try_accept();
+        peer.try_accept();
       }
     });
     EXPECT_EQ(worker.next().kind, Event::Kind::kFound) << "allocation " << number;

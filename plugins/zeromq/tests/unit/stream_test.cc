@@ -399,7 +399,7 @@ TEST(EndlessStream, CloseEndsAlthoughThePeerKeepsSending) {
   end.open(std::move(owned));
   end.stream->start();
   auto closing = std::async(std::launch::async, [&end] { end.stream->close(Clock::now()); });
-  EXPECT_EQ(closing.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  EXPECT_EQ(closing.wait_until(limit()), std::future_status::ready);
   channel.is_over = true;
   closing.wait();
 }
