@@ -14,4 +14,5 @@ def work(name):
 
 
 if __name__ == "__main__":
-    main(["server", "trainer"], work)
+    # So long that only a fault, and no busy machine, makes the trainer repeat a call.
+    main(["server", "trainer"], work, rpc_timeout=60)

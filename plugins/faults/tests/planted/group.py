@@ -8,22 +8,23 @@ import torch.multiprocessing as mp
 from torch.distributed import rpc
 
 
-def _run(names, rank, work, meeting, threads, graceful):
+def _run(names, rank, work, meeting, threads, graceful, rpc_timeout):
     options = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"file://{meeting}", rpc_timeout=1.5, num_worker_threads=threads
+        init_method=f"file://{meeting}", rpc_timeout=rpc_timeout, num_worker_threads=threads
     )
     rpc.init_rpc(names[rank], rank=rank, world_size=len(names), rpc_backend_options=options)
     work(names[rank])
-    rpc.shutdown(graceful=graceful, timeout=30)  # the timeout of calls is too short for it
+    rpc.shutdown(graceful=graceful, timeout=30)  # the timeout of calls may be too short for it
 
 
-def run(names, work, *, threads=4, graceful=True):
+def run(names, work, *, threads=4, graceful=True, rpc_timeout=1.5):
     """Run ``work(name)`` on each worker; return the exit statuses."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")
         processes = [
             context.Process(
-                target=_run, args=(names, rank, work, f"{folder}/store", threads, graceful)
+                target=_run,
+                args=(names, rank, work, f"{folder}/store", threads, graceful, rpc_timeout),
             )
             for rank in range(len(names))
         ]
