@@ -107,14 +107,16 @@ def test_drop_is_a_timeout_and_nothing_runs(workers: Workers, call: str) -> None
 
 
 def test_delay_runs_later_and_does_not_block_the_caller(workers: Workers, call: str) -> None:
-    slow = workers[0].call(
-        start_and_look, "worker1", call, {"what": "delay", "seconds": 0.5, **OURS}
-    )
-
+    rule = {"what": "delay", "seconds": 0.5, **OURS}
+    # On a busy machine, this worker may look or the later call may return after the delay.
+    for number in range(5):
+        slow = workers[0].call(start_and_look, "worker1", f"{call} {number}", rule)
+        assert slow["seconds"] >= 0.5
+        assert times_done(workers, f"{call} {number}") == 1
+        if slow["open when rpc_async returned"] and slow["overtaken by a later call"]:
+            break
     assert slow["open when rpc_async returned"]
     assert slow["overtaken by a later call"]
-    assert slow["seconds"] >= 0.5
-    assert times_done(workers, call) == 1
 
 
 def test_a_message_delayed_beyond_its_timeout_still_runs(workers: Workers, call: str) -> None:
@@ -307,6 +309,7 @@ def start_and_look(me: Any, to: str, call: str, rule: dict[str, Any]) -> dict[st
 
     import rpc_backends_faults as faults
 
+    rpc.rpc_sync(to, fault_steps.also_do, args=(f"{call} earlier",))  # opens the connection
     with faults.rule(**rule):
         begin = time.monotonic()
         held = rpc.rpc_async(to, fault_steps.do, args=(call,))
