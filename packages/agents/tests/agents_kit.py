@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -217,6 +218,16 @@ def eventually(condition: Callable[[], Any], what: str) -> None:
     while not condition():
         assert time.monotonic() < until, f"never: {what}"
         time.sleep(0.005)
+
+
+def tasks() -> set[str]:
+    """Return the ids of the threads of this process."""
+    return {path.name for path in Path("/proc/self/task").iterdir()}
+
+
+def wait_until_gone(before: set[str]) -> None:
+    """Wait until only these threads are left: for a moment, the kernel still lists a joined thread."""
+    eventually(lambda: tasks() <= before, "the threads have ended")
 
 
 def identity(value: Any) -> Any:

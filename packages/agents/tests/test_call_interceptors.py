@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 import torch
-from agents_kit import AT_ONCE, error_of, identity, in_worker, make, no_current_agent, start
+from agents_kit import (
+    AT_ONCE,
+    error_of,
+    identity,
+    in_worker,
+    make,
+    no_current_agent,
+    start,
+    tasks,
+    wait_until_gone,
+)
 from torch.distributed import rpc
 
 from rpc_backends_agents import _C, CallInterceptor, intercept
@@ -164,14 +174,14 @@ def test_a_forked_child_ends_without_the_thread(me: WorkerContext) -> None:
 @in_worker
 def test_the_interceptor_is_freed_after_shutdown(me: WorkerContext) -> None:
     policy = Policy()
-    threads = len(list(Path("/proc/self/task").iterdir()))
+    threads = tasks()
     with two_agents(policy):
         rpc.rpc_sync("b", operator.add, args=(1, 2))
     gone = weakref.ref(policy)
     del policy
     gc.collect()
     assert gone() is None
-    assert len(list(Path("/proc/self/task").iterdir())) <= threads
+    wait_until_gone(threads)
 
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "call_policy" / "rpc_call_policy.py"

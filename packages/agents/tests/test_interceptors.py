@@ -212,6 +212,7 @@ def test_an_answer_is_held_dropped_or_replaced(me: WorkerContext, library: Path)
         assert "replaced by the recorder" in error_of(rpc.rpc_async("b", do, args=("replaced",)))
         recorder.order(answer="drop")
         assert TIMEOUT in error_of(rpc.rpc_async("b", do, args=("dropped",), timeout=0.1))
+        eventually(lambda: "dropped" in DONE, "the request has run")  # its answer is dropped
     assert DONE == ["held", "replaced", "dropped"]
 
 

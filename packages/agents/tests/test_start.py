@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from agents_kit import AT_ONCE, TIME_LIMIT, Wire, eventually, in_worker
+from agents_kit import AT_ONCE, TIME_LIMIT, Wire, in_worker, tasks, wait_until_gone
 
 from rpc_backends_agents import _C, Settings, start_agent
 from rpc_backends_agents.addressing import Addressing, addressing
@@ -78,15 +78,6 @@ class WithCapsule:
 
     def close(self, linger: float) -> None:
         self.calls.append("close")
-
-
-def tasks() -> set[str]:
-    return {path.name for path in Path("/proc/self/task").iterdir()}
-
-
-def wait_until_gone(before: set[str]) -> None:
-    """Wait until only these threads are left: for a moment, the kernel still lists a joined thread."""
-    eventually(lambda: tasks() <= before, "the threads have ended")
 
 
 def sockets() -> int:
