@@ -27,7 +27,8 @@ def workers() -> Iterator[Workers]:
     """Three workers with fault injection enabled."""
     with tempfile.TemporaryDirectory() as folder, Workers(3, seconds=300) as group:
         group.run(fault_steps.join, f"file://{folder}/store", "TENSORPIPE")
-        group.run(gather)  # each worker imports this module, and with it the TorchScript function
+        group.run(load)
+        group.run(gather)
         yield group
         group.run(steps.leave)
 
@@ -252,16 +253,20 @@ def test_housekeeping_calls_match_only_on_request(workers: Workers) -> None:
         fault_steps.add,
         {"what": "fail", "name": "all", "message": "PYTHON_CALL", "housekeeping": True},
     )
-    failures = workers.errors(gather)
+    failures = workers.errors(gather, timeout=5)
     workers.run(fault_steps.remove, "all")
 
     assert gathered == [{"worker0": 0, "worker1": 1, "worker2": 2}] * 3
     assert any(FAILED in failure.text for failure in failures)
 
 
-def gather(me: WorkerContext) -> Any:
+def load(me: WorkerContext) -> None:
+    """Import this module, and with it the TorchScript function, before another worker calls it."""
+
+
+def gather(me: WorkerContext, timeout: float = 60) -> Any:
     """Make the calls that torch makes at shutdown."""
-    return rpc.api._all_gather(me.index, timeout=5)
+    return rpc.api._all_gather(me.index, timeout=timeout)
 
 
 # --- counts, times and marks ----------------------------------------------------------------------

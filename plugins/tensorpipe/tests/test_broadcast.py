@@ -64,11 +64,14 @@ def is_closed_by_peer(connection: socket.socket) -> bool:
 
 
 def test_each_address_gets_the_broadcast_and_its_own_result(member: Member) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        gone = listener.getsockname()
     second = Member()
-    with contextlib.closing(second.listener), socket.create_server(("127.0.0.1", 0)) as silent:
-        addresses = [member.address, gone, silent.getsockname(), second.address]
+    with (
+        contextlib.closing(second.listener),
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        socket.socket() as gone,
+    ):
+        gone.bind(("127.0.0.1", 0))  # no other socket gets this port, and nobody listens
+        addresses = [member.address, gone.getsockname(), silent.getsockname(), second.address]
 
         accepted = broadcast.send_to_all(addresses, broadcast.sealed(TEXT, KEY), 1.0)
 
