@@ -185,6 +185,16 @@ class PeersTest : public testing::Test {
     return stream;
   }
 
+  // Connects to a peer whose process then ends.
+  void lose_ended() {
+    const Child process;
+    peers.learn(kPeer, there.endpoint(), of(process.identity()));
+    send();
+    process.kill();
+    peers.end_connection(kPeer, "it has closed the connection");
+    EXPECT_EQ(worker.next().kind, Event::Kind::kLost);
+  }
+
   std::string error_of_send() {
     try {
       peers.send(kPeer, parts_with({"hello"}));
@@ -239,12 +249,7 @@ TEST_F(PeersTest, ALostPeerIsFoundByAReconnect) {
 }
 
 TEST_F(PeersTest, NothingConnectsToThePortOfAPeerWhoseProcessHasEnded) {
-  const Child process;
-  peers.learn(kPeer, there.endpoint(), of(process.identity()));
-  send();
-  process.kill();
-  peers.end_connection(kPeer, "it has closed the connection");
-  EXPECT_EQ(worker.next().kind, Event::Kind::kLost);
+  lose_ended();
 
   worker.loop.post([this] { peers.hint(kPeer); });
   run_posted(worker.loop);
@@ -256,12 +261,7 @@ TEST_F(PeersTest, NothingConnectsToThePortOfAPeerWhoseProcessHasEnded) {
 }
 
 TEST_F(PeersTest, AnotherProcessOfAPeerIsFound) {
-  const Child process;
-  peers.learn(kPeer, there.endpoint(), of(process.identity()));
-  send();
-  process.kill();
-  peers.end_connection(kPeer, "it has closed the connection");
-  EXPECT_EQ(worker.next().kind, Event::Kind::kLost);
+  lose_ended();
 
   Listening elsewhere;
   peers.learn(kPeer, elsewhere.endpoint(), of(Process{::getpid(), start_of(::getpid())}));
