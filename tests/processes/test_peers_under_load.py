@@ -29,8 +29,9 @@ NAMES = [f"worker{number}" for number in range(4)]
 LAST, OTHERS = NAMES[3], [0, 1, 2]
 #: Elements of a small tensor, and of one of 1 MiB.
 SMALL, LARGE = 1, 1 << 18
-#: Seconds within which a call to a killed worker must fail: half of its timeout.
-PROMPT = 30.0
+#: Seconds within which a call to a killed worker must fail: below its timeout, and below the time after
+#: which a silent peer is lost.
+PROMPT = AT_ONCE
 #: Seconds after which calls to the suspended worker time out.
 TIMEOUT = 1.0
 #: By how much a suspended worker may delay small calls between the others, in one of several trials:

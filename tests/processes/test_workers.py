@@ -327,6 +327,16 @@ def test_after_an_interrupted_fork_a_template_gives_each_answer_to_its_request()
             assert [worker.end() for worker in workers] == [0, 0]
 
 
+def test_after_an_interrupted_wait_for_an_end_all_workers_are_closed() -> None:
+    with Template() as own:
+        with Workers(2, template=own) as workers:
+            vars(own)["_requests"] = Interrupted(own._requests)
+            with pytest.raises(KeyboardInterrupt):
+                workers[0].end()
+
+        assert [worker.status for worker in workers] == [0, -signal.SIGKILL]
+
+
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
 def test_child_processes_of_a_worker_end_with_it(fresh: bool) -> None:
     with Workers(2, fresh=fresh) as workers:

@@ -44,6 +44,7 @@ def serve(
         for reference in prepare:
             Reference(*reference).resolve()()
     gc.freeze()
+    statuses: dict[int, int] = {}  # of ended workers; the parent may ask again after Ctrl-C
     while True:
         try:
             data, fds, _, _ = socket.recv_fds(requests, 100_000, 2)
@@ -53,11 +54,14 @@ def serve(
             os._exit(0)  # the parent has ended, and there is nothing to clean up
         number, request = pickle.loads(data)
         if isinstance(request, int):
-            requests.send(b"%d %d" % (number, os.waitpid(request, 0)[1]))
+            if request not in statuses:
+                statuses[request] = os.waitpid(request, 0)[1]
+            requests.send(b"%d %d" % (number, statuses[request]))
             continue
         pid = os.fork()
         if pid == 0:
             break
+        statuses.pop(pid, None)
         requests.send(b"%d %d" % (number, pid))
         for each in fds:
             os.close(each)

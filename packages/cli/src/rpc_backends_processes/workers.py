@@ -45,8 +45,9 @@ Report: TypeAlias = News | Done | Failure | Ended
 
 #: Seconds that the other workers have to end a step after it has failed in one of them.
 _GRACE_PERIOD = 5.0
-#: Most seconds that processes have to print their stacks, and between two looks at what they print.
-_STACKS, _LOOK = 5.0, 0.1
+#: Most seconds that processes have to print their stacks, and between two looks at what they print. So
+#: many looks without a change mean that nothing more comes.
+_STACKS, _LOOK, _UNCHANGED = 5.0, 0.1, 4
 #: What each stack begins with.
 _STACK = "(most recent call first)"
 #: How many lines of a worker's output an error shows at most; the last ones are its stacks.
@@ -230,7 +231,8 @@ class Worker:
     def kill(self) -> None:
         """End the process at once (SIGKILL) and wait until it has ended, with its files closed."""
         if self.status is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # Ctrl-C came before its status was read
+                os.kill(self.pid, signal.SIGKILL)
             self.wait_for_end(30)
 
     def finish(self) -> None:
@@ -453,17 +455,16 @@ class Workers:
         before = {worker: len(worker.output) for worker in self._all if worker.status is None}
         for worker in before:
             os.kill(worker.pid, signal.SIGUSR1)
-        end, last = time.monotonic() + _STACKS, None
-        while time.monotonic() < end:
+        end, last, unchanged = time.monotonic() + _STACKS, None, 0
+        while time.monotonic() < end and unchanged < _UNCHANGED:
             time.sleep(_LOOK)
             new = {
                 worker: worker.output[start:]
                 for worker, start in before.items()
-                if worker.status is None and not _is_suspended(worker.pid)
+                if worker.status is None and not _prints_nothing(worker.pid)
             }
-            if new == last and all(_STACK in text for text in new.values()):
-                return
-            last = new
+            is_unchanged = new == last and all(_STACK in text for text in new.values())
+            last, unchanged = new, unchanged + 1 if is_unchanged else 0
 
     def _start(self, function: Any, args: Any, kwargs: Any, on: Iterable[int] | None) -> list[Step]:
         alive = [worker for worker in self._all if worker.status is None]
@@ -471,13 +472,13 @@ class Workers:
         return [worker.start(function, *args, **kwargs) for worker in chosen]
 
 
-def _is_suspended(pid: int) -> bool:
-    """Return whether a process is stopped by a signal; it prints nothing until it goes on."""
+def _prints_nothing(pid: int) -> bool:
+    """Return whether a process has ended, or is stopped by a signal."""
     try:
         # After the name, which may have spaces and parentheses.
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2][1] == "T"
-    except (FileNotFoundError, ProcessLookupError):  # it has just ended
-        return False
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2][1] in "TXZ"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _timeout(seconds: float) -> float | None:

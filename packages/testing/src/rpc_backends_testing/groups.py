@@ -57,6 +57,11 @@ class Groups:
         self._modules = modules
         self._count = itertools.count()
 
+    @property
+    def ending(self) -> float:
+        """Seconds that a thread has to end, after its work is done."""
+        return self._limits.ending
+
     def place(self) -> str:
         """Return a new init method: a file."""
         return f"file://{self._folder}/meeting{next(self._count)}"

@@ -246,13 +246,14 @@ def flood(target: Target, sent: bytes) -> Iterator[None]:
 def test_peers_connect_while_strangers_keep_coming(target: Target, make: MakeWorker) -> None:
     with flood(target, hello()[:50]):
         eventually(lambda: int(target.tell("")["zeromq.crowded_out"]) > MANY, "many are evicted")
-        for number in range(1, 6):
-            peer = target.peer(make, number)
+        peers = [target.peer(make, number) for number in range(1, 6)]
+        for peer in peers:
             # A handshake that takes long may be evicted for strangers; the peer tries again.
             while not has_echo(peer):
                 peer.next("found")
                 assert peer.metric("peers_lost") < 5
             assert target.open_files() < MOST_OPEN
+        assert min(peer.metric("peers_lost") for peer in peers) == 0
     check_echo(peer)
 
 

@@ -235,16 +235,14 @@ def time_out_by_default(me: WorkerContext, default: float, timeout_factor: float
     with closed_gate(timeout_factor, default) as gate:
         begun = time.monotonic()
         args = (gate.folder,)
-        longer = rpc.rpc_async("worker1", go_through, args=args, timeout=60)
+        longer = rpc.rpc_async("worker1", go_through, args=args, timeout=default + 60)
         rref = rpc.remote("worker1", add, args=(1, 2))
         call = rpc.rpc_async("worker1", go_through, args=args)
         text = f"rpc_async('worker1', go_through).wait(), with rpc_timeout={default} in the options"
         expect_timeout(doing(text, call.wait), default, timeout_factor, begun)
-        expect(doing("done() of a call with timeout=60", longer.done)).gives(False)
+        expect(doing("done() of a call with a longer timeout", longer.done)).gives(False)
         gate.open()
-        expect(doing("rpc_async('worker1', go_through, timeout=60).wait()", longer.wait)).gives(
-            "through"
-        )
+        expect(doing("wait() of a call with a longer timeout", longer.wait)).gives("through")
         expect(doing("to_here() of a value that exists", rref.to_here)).gives(3)
 
 

@@ -41,8 +41,8 @@ class Limits:
 
     @property
     def ending(self) -> float:
-        """Seconds that a thread or a connection has to end now, after its work is done."""
-        return max(ENDING, self.seconds)
+        """Seconds that a thread or a connection has to end, after its work is done."""
+        return ENDING * max(1.0, self.timeout_factor)
 
     @contextlib.contextmanager
     def at_least(self, seconds: float) -> Iterator[None]:
