@@ -10,7 +10,7 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 #: Socket states in /proc/net: a TCP state is a number; a listening Unix socket has a flag instead.
 _TCP_STATES = {"01": "connections", "0A": "listeners"}
 _UNIX_CONNECTED, _UNIX_LISTENS = "03", 0x10000
-#: On such a socket, whoever inspects the workers of this host may be looking at one just now.
+#: A command that inspects the workers of this host may be connected to such a socket just now.
 _INSPECTED = "@rpc-backends-inspect-"
 #: How often the lists of sockets are read: a read misses some if other processes open and close sockets.
 _READS = 3

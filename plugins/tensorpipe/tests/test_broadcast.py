@@ -70,7 +70,7 @@ def test_each_address_gets_the_broadcast_and_its_own_result(member: Member) -> N
         socket.create_server(("127.0.0.1", 0)) as silent,
         socket.socket() as gone,
     ):
-        gone.bind(("127.0.0.1", 0))  # no other socket gets this port, and nobody listens
+        gone.bind(("127.0.0.1", 0))  # no other socket gets this port, and none listens
         addresses = [member.address, gone.getsockname(), silent.getsockname(), second.address]
 
         accepted = broadcast.send_to_all(addresses, broadcast.sealed(TEXT, KEY), 1.0)

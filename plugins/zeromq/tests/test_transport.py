@@ -275,7 +275,7 @@ def test_a_chosen_nonce_does_not_revive_old_addresses(
 
 def test_a_stale_record_brings_no_call_to_its_port(group: TransportGroup, text: str) -> None:
     """Another process listens at the old address, and it does not have the keys of the old session."""
-    port = str(free_port())  # the kernel gives it to no other process while nobody listens
+    port = str(free_port())  # the kernel gives it to no other process meanwhile
     transport0 = group.transport(0, dynamic=True, secret=text)
     old, there = (group.transport(1, dynamic=True, secret=text, ports=port) for _ in range(2))
     transport0.listen(0, "w0")

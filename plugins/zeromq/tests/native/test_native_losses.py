@@ -269,7 +269,7 @@ def test_a_peer_can_be_lost_and_found_repeatedly(make: MakeWorker, encrypted: bo
 
 
 def test_a_loss_is_reported_once(make: MakeWorker) -> None:
-    # The port is still free after the close, because the kernel gives it to nobody else.
+    # The port is still free after the close, because the kernel gives it to no other socket.
     worker0, worker1 = (make(n).listen(f"tcp://127.0.0.1:{free_port()}") for n in (0, 1))
     worker0.learn(worker1)
     worker0.send(1, b"x")
