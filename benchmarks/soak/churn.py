@@ -55,7 +55,8 @@ def be_a_peer(
     SIGTERM makes the peer leave the group.
     """
     leave = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: leave.set())
+    # In a thread: what the signal interrupts may hold the lock of the event.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=leave.set).start())
     own = replace(me, name=f"peer{number}", index=number)
     worker_tasks.join(own, subject, url, world_size)
     me.tell("joined")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import pty
@@ -11,11 +12,14 @@ import signal
 import subprocess
 import sys
 import threading
+import unittest.mock
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
+from rich import live
 from rich.console import Console
 from torch.distributed import rpc
 
@@ -148,11 +152,62 @@ def test_it_ends_on_ctrl_c(busy: Workers) -> None:
                 shown += os.read(master, 4096)
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(OSError):  # the other end is closed
-                while os.read(master, 4096):
-                    pass
-            assert process.wait() == 0
+                while more := os.read(master, 4096):
+                    shown += more
+            assert process.wait() == 0, shown.decode()
     finally:
         os.close(master)
+
+
+def watch_interrupted(at: int) -> tuple[bool, str]:
+    """Watch with Ctrl-C at an event of the profiler; return if it came, and the output."""
+    before = signal.getsignal(signal.SIGINT)
+    of_the_watch = {watching.__file__, threading.__file__, live.__file__}
+    events = reads = 0
+    out = io.StringIO()
+
+    def interrupt() -> None:
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def on_event(frame: FrameType, _event: str, _arg: object) -> None:
+        nonlocal events
+        if frame.f_code.co_filename in of_the_watch and signal.getsignal(signal.SIGINT) != before:
+            events += 1
+            if events == at:
+                interrupt()
+
+    def read() -> list[workers.WorkerState]:
+        nonlocal reads
+        reads += 1
+        if reads == 3:
+            interrupt()
+        return []
+
+    terminal = Console(file=out, force_terminal=True)
+    with unittest.mock.patch.object(watching, "console", lambda: terminal):
+        sys.setprofile(on_event)
+        watching.watch(read, 0.0)
+    return events == at, out.getvalue()
+
+
+def interrupt_each_event(_me: WorkerContext) -> tuple[int, list[int]]:
+    """Return how many events a watch has, and those at which Ctrl-C leaves the cursor hidden."""
+    hidden = []
+    for at in itertools.count(1):
+        came, shown = watch_interrupted(at)
+        if shown.rfind("\x1b[?25l") > shown.rfind("\x1b[?25h"):
+            hidden.append(at)
+        if not came:
+            return at - 1, hidden
+    raise AssertionError
+
+
+def test_ctrl_c_at_any_moment_ends_it_and_shows_the_cursor() -> None:
+    with Workers(1, seconds=120) as alone:
+        events, hidden = alone[0].call(interrupt_each_event)
+    assert events > 20
+    assert hidden == []
 
 
 def test_it_needs_a_terminal_or_json(busy: Workers, tmp_path: Path) -> None:

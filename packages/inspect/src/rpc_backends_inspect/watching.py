@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -176,22 +175,36 @@ def _place(row: Row) -> tuple[str, ...]:
 
 
 def watch(read: Callable[[], list[WorkerState]], seconds: float) -> None:
-    """Show frames until Ctrl-C."""
-    stopped = threading.Event()
+    """Show frames until Ctrl-C, which ends a pause or a read, but lets a frame be drawn."""
+    stopped = interruptible = False
 
     def stop(_number: int, _frame: object) -> None:
-        stopped.set()  # Python ignores the exception if it comes in a destructor
-        raise KeyboardInterrupt
+        # It takes no lock, as an Event does: the code that the signal interrupts may hold that lock.
+        nonlocal stopped, interruptible
+        stopped = True  # Python ignores the exception if it comes in a destructor
+        if interruptible:  # an interrupted frame would leave the cursor hidden
+            interruptible = False
+            raise KeyboardInterrupt
+
+    def next_states(pause: float) -> list[WorkerState]:
+        nonlocal interruptible
+        interruptible = True
+        if stopped:
+            raise KeyboardInterrupt
+        time.sleep(pause)
+        states = read()
+        interruptible = False
+        return states
 
     before = signal.signal(signal.SIGINT, stop)
     try:
         meter = Meter()
-        states = read()
+        states = next_states(0)
         with Live(
             frame(states, meter.rows(states), seconds), console=console(), auto_refresh=False
         ) as live:
-            while not stopped.wait(seconds):
-                states = meter.with_ended(read())
+            while True:
+                states = meter.with_ended(next_states(seconds))
                 live.update(frame(states, meter.rows(states), seconds), refresh=True)
     except KeyboardInterrupt:
         return
