@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import types
@@ -15,6 +14,7 @@ import click
 import pytest
 
 from rpc_backends_cli.app import cli
+from rpc_backends_processes import free_port
 from support.environments import clean_environ
 from support.messages import missing_from_the_code
 
@@ -121,8 +121,7 @@ def test_the_rules_on_the_page_pass_the_check(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_backend_in_cpp_is_built_and_calls_itself(tmp_path: Path) -> None:
     text = CPP.read_text()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     for name, content in re.findall(r"<!-- build: (\S+) -->\n\n```\w+\n(.*?)```", text, re.DOTALL):
         (tmp_path / name).write_text(content.replace("29511", str(port)))
     installed = str(tmp_path / "installed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rpc_backends_processes import free_port
 from structure.imports import ROOT
 
 BACKENDS = ("TENSORPIPE", "FAULTY_TENSORPIPE", "ZEROMQ")
@@ -25,8 +25,7 @@ LEAVES = {"_bridge/torch_internals", "_handlers", "_record", "_time_limit"}
 @cache
 def path_of(backend: str) -> list[tuple[str, str, str]]:
     """Return each call between modules of the core, as (calling module, called module, function)."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("path_worker.py")), backend, str(port)],
         env={name: v for name, v in os.environ.items() if not name.startswith("RPC_BACKENDS_")},

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -20,6 +19,7 @@ import pytest
 import torch
 from torch.distributed import autograd, rpc
 
+from rpc_backends_processes import free_port
 from support import steps
 from support.workers import WorkerContext, Workers
 
@@ -64,20 +64,12 @@ def make_calls(me: WorkerContext) -> None:
 # --- Prometheus -------------------------------------------------------------------------------------
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
-
-
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[tuple[str, list[int]]]:
     """Run a Prometheus that scrapes two ports; gives its URL and these ports."""
     if PROMETHEUS is None:
         pytest.skip("there is no prometheus: install it, or set PROMETHEUS to the program")
-    own, *ports = free_ports(3)
+    own, *ports = (free_port() for _ in range(3))
     config = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "400ms"},
         "scrape_configs": [
