@@ -112,10 +112,10 @@ class Worker:
         """Send a message."""
         self.transport.send(peer, list(parts), reply)
 
-    def try_to_send(self, peer: int, *parts: bytes) -> None:
-        """Send a first message, which connects to the peer; the peer may be lost before it is sent."""
+    def try_to_send(self, peer: int, *parts: bytes, reply: bool = False) -> None:
+        """Send a message, whose peer or connection may be lost before it is sent."""
         with contextlib.suppress(TransportError):
-            self.send(peer, *parts)
+            self.send(peer, *parts, reply=reply)
 
     def next(self, what: str | None = None) -> Event:
         """Return the next event, which must be of this kind if one is given."""
