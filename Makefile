@@ -57,8 +57,8 @@ DEMO_NATIVE := packages/agents plugins/zeromq plugins/faults
 CPP = $(shell find packages plugins examples tests -name build -prune -o -name "*.h" -print -o -name "*.cpp" -print -o -name "*.cc" -print)
 SOURCES := src $(wildcard packages/*/src plugins/*/src) examples/demo
 
-# Three files at a time, because most tests wait, in the order of collection, which conftest.py sorts: slow files first.
-BY_FILE := -n 3 --dist loadfile --no-loadscope-reorder
+# Four files at a time, because most tests wait, in the order of collection, which conftest.py sorts: slow files first.
+BY_FILE := -n 4 --dist loadfile --no-loadscope-reorder
 RUN_STAGES = $(BIN)/python tests/stages.py $(if $(AGAIN),--again)
 QUICK := not slow and not thorough and not installed and not torch_suites and not whole_suite
 

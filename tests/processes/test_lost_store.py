@@ -169,6 +169,7 @@ def test_joining_a_suspended_store_times_out_and_names_it(where: Meeting, join: 
         assert not workers[1].call(steps.is_running)
 
 
+@pytest.mark.slow
 def test_a_store_suspended_while_joining_is_an_error(where: Meeting) -> None:
     with Workers(2) as workers:
         workers.run(steps.shorten_waits)

@@ -191,6 +191,7 @@ def test_a_failure_says_why_it_was_not_repeated(
     assert shrunk.text() == text
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_short_budget_is_for_the_failure_that_was_found(tmp_path: Path) -> None:
     begin = time.monotonic()
 

@@ -68,6 +68,7 @@ def test_the_same_message_is_corrupted_in_the_same_place(workers: Workers) -> No
     assert first.count("1") == 1
 
 
+@pytest.mark.slow
 def test_memory_makes_large_allocations_fail_for_a_time(workers: Workers) -> None:
     rule = {"what": "memory", "bytes": 2**24, "seconds": 5.0, "function": "*.fault_steps.do"}
     allocations = workers[0].call(allocate_under_pressure, rule)

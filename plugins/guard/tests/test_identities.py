@@ -111,6 +111,7 @@ def test_an_identity_cannot_have_a_name_of_another_role(
     assert f"the policy lets only {TRAINER} have the name" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revoked", ['"0A:1B"', f'"{TRAINER}"', '"worker0"'])
 def test_a_changed_policy_revokes_workers_that_run(
     tmp_path: Path, folder: Path, policy: Path, revoked: str

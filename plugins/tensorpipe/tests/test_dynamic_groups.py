@@ -500,6 +500,7 @@ def test_a_timeout_of_zero_means_never(url: str) -> None:
         workers.run(steps.leave)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rpc_timeout", [0, 3600])
 def test_a_suspended_member_holds_up_nobody_who_joins_or_leaves(url: str, rpc_timeout: int) -> None:
     """However long calls may take: here a worker waits a second at most."""
