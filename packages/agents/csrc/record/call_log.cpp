@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <unordered_set>
 
 #include "inspect/pickle_scan.h"
 #include "inspect/request_inspector.h"
@@ -273,17 +274,19 @@ void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
   if (telemetry_) {
     telemetry_->end(call, place->span, call.error == 0 ? std::string() : error(call.error));
   }
+  // Before its place is free, so that it is never in neither.
+  const size_t at = recent_.empty() ? 0 : ended_.fetch_add(1, std::memory_order_relaxed) % recent_.size();
+  if (!recent_.empty()) {
+    recent_[at].write(call);
+  }
   place->number.store(kFree, std::memory_order_release);
   freed_.store(place, std::memory_order_release);
-  if (recent_.empty()) {
-    return;
+  if (!recent_.empty()) {
+    // The next call that ends is written there, to two cache lines that are in no near cache by now.
+    const Cell<RecordedCall>& next = recent_[at + 1 == recent_.size() ? 0 : at + 1];
+    __builtin_prefetch(&next, 1);
+    __builtin_prefetch(reinterpret_cast<const char*>(&next) + sizeof next - 1, 1);
   }
-  const size_t at = ended_.fetch_add(1, std::memory_order_relaxed) % recent_.size();
-  recent_[at].write(call);
-  // The next call that ends is written there, to two cache lines that are in no near cache by now.
-  const Cell<RecordedCall>& next = recent_[at + 1 == recent_.size() ? 0 : at + 1];
-  __builtin_prefetch(&next, 1);
-  __builtin_prefetch(reinterpret_cast<const char*>(&next) + sizeof next - 1, 1);
 }
 
 std::vector<RecordedCall> CallLog::in_flight() const {
@@ -304,6 +307,17 @@ std::vector<RecordedCall> CallLog::in_flight() const {
   }
   std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.number < b.number; });
   return calls;
+}
+
+CallLog::Look CallLog::look() const {
+  Look look{in_flight(), recent()};
+  std::unordered_set<uint64_t> ended;
+  for (const RecordedCall& call : look.recent) {
+    ended.insert(call.number);
+  }
+  const auto has_ended = [&](const RecordedCall& call) { return ended.count(call.number) != 0; };
+  look.in_flight.erase(std::remove_if(look.in_flight.begin(), look.in_flight.end(), has_ended), look.in_flight.end());
+  return look;
 }
 
 std::vector<RecordedCall> CallLog::recent() const {

@@ -89,9 +89,13 @@ class CallLog {
   void answered(Place* place, const Message& answer, int64_t end_us);
   void failed(Place* place, const std::string& error, int64_t end_us = now_us());
 
-  // The calls in flight, the oldest first; the calls that have ended, in order of their ends.
+  // The calls in flight, the oldest first; the last calls that have ended, in order of their ends. A call that ends
+  // meanwhile is in one of them.
+  struct Look {
+    std::vector<RecordedCall> in_flight, recent;
+  };
+  Look look() const;
   std::vector<RecordedCall> in_flight() const;
-  std::vector<RecordedCall> recent() const;
   // How many RRefs of other workers this worker holds, by the owner's number in Names. RRefs that their owner has sent
   // here are not counted, because this worker sends no message for them.
   std::map<uint32_t, int64_t> held_rrefs() const;
@@ -109,6 +113,7 @@ class CallLog {
   static constexpr uint64_t kFree = 0;
   static constexpr uint64_t kTaken = ~uint64_t{0};
 
+  std::vector<RecordedCall> recent() const;
   Place* take_place();
   Place* begin(RecordedCall& call, const Message& message, const SpanContext& parent);
   // Returns the call in a place that the calling thread may write.

@@ -324,13 +324,14 @@ std::string Recorder::state(Extent extent, const std::string& reason) const {
       .field("guard", guard_of_process().get())
       .field("gil_wait_us", wants_gil_since == 0 ? 0 : CallLog::now_us() - wants_gil_since)
       .field("calls", log_->calls());
+  const CallLog::Look look = extent == Extent::kShort ? CallLog::Look{log_->in_flight(), {}} : log_->look();
   json.key("in_flight").begin('[');
-  for (const RecordedCall& call : log_->in_flight()) {
+  for (const RecordedCall& call : look.in_flight) {
     write_call(json, call, *log_, members);
   }
   json.end(']').key("recent").begin('[');
   const int64_t since = extent == Extent::kAll ? 0 : CallLog::now_us() - kLast;
-  for (const RecordedCall& call : extent == Extent::kShort ? std::vector<RecordedCall>() : log_->recent()) {
+  for (const RecordedCall& call : look.recent) {
     if (call.end_us >= since) {
       write_call(json, call, *log_, members);
     }

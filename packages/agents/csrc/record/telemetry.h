@@ -2,8 +2,6 @@
 // Nothing here takes the GIL; Python reads the results when it exports them.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -16,6 +14,10 @@
 
 #include "record/call_log.h"
 #include "record/span.h"
+
+namespace pybind11 {
+class module_;
+}
 
 namespace rpc_backends {
 
