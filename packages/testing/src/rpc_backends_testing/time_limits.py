@@ -18,8 +18,8 @@ GIVE_UP_AFTER = 3
 _AFTER_ONE = 10.0
 #: The same after three tests of its chapter in a row have hung.
 _AFTER_THREE = 5.0
-#: Seconds that a thread has to end, after its work is done.
-_ENDING = 1.0
+#: The least seconds that a thread or a connection has to end, after its work is done.
+ENDING = 1.0
 #: The variable with the factor of all limits, in the workers of a test.
 _FACTOR = "RPC_CONFORMANCE_TIMEOUT_FACTOR"
 
@@ -27,6 +27,11 @@ _FACTOR = "RPC_CONFORMANCE_TIMEOUT_FACTOR"
 def scaled(seconds: float) -> float:
     """Return a time limit in a worker, multiplied by the factor of the run if that is above 1."""
     return seconds * max(1.0, float(os.environ.get(_FACTOR, "1")))
+
+
+def ending(factor: float) -> float:
+    """Return the seconds that a thread or a connection has to end, after its work is done."""
+    return ENDING * max(1.0, factor)
 
 
 class TimeLimits:
@@ -49,7 +54,7 @@ class TimeLimits:
     @property
     def ending(self) -> float:
         """Seconds that a thread has to end, after its work is done."""
-        return _ENDING * max(1.0, self._factor)
+        return ending(self._factor)
 
     def start(self) -> float:
         """Return the seconds in which a group must form."""

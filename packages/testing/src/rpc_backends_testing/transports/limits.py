@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from rpc_backends_testing.deviations import deviate
+from rpc_backends_testing.time_limits import ending
 
 T = TypeVar("T")
 
@@ -18,8 +19,6 @@ SECONDS = 5.0
 #: The same after several limits have passed: the transport is broken, and its author waits.
 SECONDS_WHEN_BROKEN = 0.7
 _ENOUGH = 2
-#: The least seconds that a thread or a connection has to end after its work is done.
-ENDING = 1.0
 
 
 class Limits:
@@ -42,7 +41,7 @@ class Limits:
     @property
     def ending(self) -> float:
         """Seconds that a thread or a connection has to end, after its work is done."""
-        return ENDING * max(1.0, self.timeout_factor)
+        return ending(self.timeout_factor)
 
     @contextlib.contextmanager
     def at_least(self, seconds: float) -> Iterator[None]:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from rpc_backends_testing.deviations import deviate
 from rpc_backends_testing.resource_leaks import opened
-from rpc_backends_testing.transports.limits import ENDING, Limits
+from rpc_backends_testing.time_limits import ENDING
+from rpc_backends_testing.transports.limits import Limits
 
 
 def connections() -> set[str]:
