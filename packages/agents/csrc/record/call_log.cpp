@@ -274,19 +274,17 @@ void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
   if (telemetry_) {
     telemetry_->end(call, place->span, call.error == 0 ? std::string() : error(call.error));
   }
-  // Before its place is free, so that it is never in neither.
-  const size_t at = recent_.empty() ? 0 : ended_.fetch_add(1, std::memory_order_relaxed) % recent_.size();
   if (!recent_.empty()) {
+    // Before its place is free, so that a look finds it in one of the two.
+    const size_t at = ended_.fetch_add(1, std::memory_order_relaxed) % recent_.size();
     recent_[at].write(call);
-  }
-  place->number.store(kFree, std::memory_order_release);
-  freed_.store(place, std::memory_order_release);
-  if (!recent_.empty()) {
     // The next call that ends is written there, to two cache lines that are in no near cache by now.
     const Cell<RecordedCall>& next = recent_[at + 1 == recent_.size() ? 0 : at + 1];
     __builtin_prefetch(&next, 1);
     __builtin_prefetch(reinterpret_cast<const char*>(&next) + sizeof next - 1, 1);
   }
+  place->number.store(kFree, std::memory_order_release);
+  freed_.store(place, std::memory_order_release);
 }
 
 std::vector<RecordedCall> CallLog::in_flight() const {
@@ -300,7 +298,8 @@ std::vector<RecordedCall> CallLog::in_flight() const {
       }
       const RecordedCall call = call_of(places[i]);
       std::atomic_thread_fence(std::memory_order_acquire);
-      if (places[i].number.load(std::memory_order_relaxed) == number) {  // or else the call has ended meanwhile
+      // Or else the call has ended meanwhile. Acquired, so that recent() finds it.
+      if (places[i].number.load(std::memory_order_acquire) == number) {
         calls.push_back(call);
       }
     }
