@@ -275,7 +275,7 @@ void CallLog::end(Place* place, RecordedCall& call, int64_t end_us) {
     telemetry_->end(call, place->span, call.error == 0 ? std::string() : error(call.error));
   }
   if (!recent_.empty()) {
-    // Before its place is free, so that a look finds it in one of the two.
+    // Before its place is free, so that look() misses no call.
     const size_t at = ended_.fetch_add(1, std::memory_order_relaxed) % recent_.size();
     recent_[at].write(call);
     // The next call that ends is written there, to two cache lines that are in no near cache by now.
@@ -314,8 +314,7 @@ CallLog::Look CallLog::look() const {
   for (const RecordedCall& call : look.recent) {
     ended.insert(call.number);
   }
-  const auto has_ended = [&](const RecordedCall& call) { return ended.count(call.number) != 0; };
-  look.in_flight.erase(std::remove_if(look.in_flight.begin(), look.in_flight.end(), has_ended), look.in_flight.end());
+  std::erase_if(look.in_flight, [&](const RecordedCall& call) { return ended.count(call.number) != 0; });
   return look;
 }
 

@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <random>
 
-#include "base/log.h"
-#include "record/names.h"
 #include "rpc_backends_agents/interceptor.h"
 
 namespace rpc_backends {

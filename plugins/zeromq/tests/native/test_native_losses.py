@@ -431,7 +431,7 @@ class TwoHosts:
             timeout=TIME_LIMIT,
         )
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Kill both workers."""
         for worker in self.workers:
             worker.process.kill()
@@ -441,9 +441,8 @@ class TwoHosts:
 @pytest.fixture
 def on_two_hosts(two_hosts: Any, request: pytest.FixtureRequest) -> Any:
     """Yield workers on two hosts, with the test's parameter as heartbeat timeout."""
-    pair = TwoHosts(two_hosts, str(request.path.parent), getattr(request, "param", 2.0))
-    yield pair
-    pair.end()
+    with contextlib.closing(TwoHosts(two_hosts, str(request.path.parent), request.param)) as pair:
+        yield pair
 
 
 @pytest.mark.parametrize("on_two_hosts", [20.0], indirect=True)
@@ -483,11 +482,8 @@ def test_a_slow_large_message_is_no_loss(two_hosts: Any, request: pytest.Fixture
             pytest.skip(f"no slow network here: {done.stderr}")
 
     def arrives() -> bool:
-        pair = TwoHosts(two_hosts, str(request.path.parent), 1.0)
-        try:
+        with contextlib.closing(TwoHosts(two_hosts, str(request.path.parent), 1.0)) as pair:
             return all(pair.call(size) == ["message", str(size)] for size in (10, 15 << 20))
-        finally:
-            pair.end()
 
     # A busy machine may delay a heartbeat for 1 s, but hardly three times.
     assert any(arrives() for _ in range(3))
