@@ -1,4 +1,4 @@
-"""SOCKETS: a backend whose transport is under 90 lines of Python."""
+"""SOCKETS: a backend whose transport is about 100 lines of Python."""
 
 from torch.distributed.rpc import RpcBackendOptions
 

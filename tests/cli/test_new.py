@@ -236,9 +236,7 @@ def test_a_transport_in_cpp_is_an_engine_on_the_kit() -> None:
 
 
 def test_a_default_timeout_of_sockets_ends_no_connection() -> None:
-    texts = scaffold.files(X, scaffold.Variant(scaffold.Kind.PYTHON, dynamic_groups=True))
-    module: dict[str, Any] = {"__name__": "transport"}
-    exec(texts["src/rpc_backend_x/transport.py"], module)
+    module = transport_in_python()
     socket.setdefaulttimeout(0.01)
     try:
         caller, callee = module["SocketTransport"](), module["SocketTransport"]()
@@ -259,6 +257,34 @@ def test_a_default_timeout_of_sockets_ends_no_connection() -> None:
     callee.close(10)
 
     assert still_there
+
+
+def test_a_connection_that_opens_while_a_transport_in_python_closes_is_closed() -> None:
+    module = transport_in_python()
+    caller, callee = module["SocketTransport"](), module["SocketTransport"]()
+    caller.listen(0, "worker0", SimpleNamespace(lost=print, found=print))
+    address = callee.listen(1, "worker1", SimpleNamespace(deliver=print))
+    caller.learn(1, "worker1", address)
+    links = []
+
+    def close_first(link: Any) -> None:
+        links.append(link)
+        caller.close(0)
+
+    caller._register = close_first
+    with pytest.raises(ConnectionError, match="the transport is closed"):
+        caller.send(1, [memoryview(b"call")], reply=False)
+    callee.close(10)
+
+    assert [link.connection.fileno() for link in links] == [-1]
+
+
+def transport_in_python() -> dict[str, Any]:
+    """Return the names of the module that a new package with a transport in Python has."""
+    texts = scaffold.files(X, scaffold.Variant(scaffold.Kind.PYTHON, dynamic_groups=True))
+    module: dict[str, Any] = {"__name__": "transport"}
+    exec(texts["src/rpc_backend_x/transport.py"], module)
+    return module
 
 
 def test_the_repository_is_named_in_the_metadata() -> None:

@@ -24,6 +24,6 @@ def test_what_the_guide_shows_is_the_file(name: str, text: str) -> None:
     assert text == (ROOT / name).read_text()
 
 
-def test_the_transport_is_under_ninety_lines_of_code() -> None:
+def test_the_transport_is_about_a_hundred_lines_of_code() -> None:
     lines = (ROOT / SHOWN[0][0]).read_text().splitlines()
-    assert sum(bool(line.strip()) for line in lines) < 90
+    assert sum(bool(line.strip()) for line in lines) < 110

@@ -9,7 +9,7 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -84,6 +84,51 @@ def test_a_transport_can_be_closed_twice() -> None:
 
     transport.close(TIME_LIMIT)
     transport.close(TIME_LIMIT)
+
+
+def test_a_connection_that_opens_during_close_is_closed(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller, _, _ = pair
+    opened = _note_connections(monkeypatch, then=lambda: caller.close(0))
+
+    with pytest.raises(ConnectionError, match="the transport is closed"):
+        caller.send(1, [memoryview(b"call")], reply=False)
+
+    assert opened[0].fileno() == -1
+
+
+def test_a_connection_that_no_thread_can_read_is_closed(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    caller, _, _ = pair
+    opened = _note_connections(monkeypatch)
+    monkeypatch.setattr(sockets, "Thread", NoThread)
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        caller.send(1, [memoryview(b"call")], reply=False)
+    caller.close(TIME_LIMIT)
+
+    assert opened[0].fileno() == -1
+
+
+def _note_connections(
+    monkeypatch: pytest.MonkeyPatch, then: Callable[[], None] = lambda: None
+) -> list[socket.socket]:
+    """Return a list of the connections that open from now on; ``then`` is called after each."""
+    connect, opened = socket.create_connection, []
+
+    def noting(address: Any) -> socket.socket:
+        opened.append(connect(address))
+        then()
+        return opened[-1]
+
+    monkeypatch.setattr(socket, "create_connection", noting)
+    return opened
 
 
 def test_forgetting_a_peer_closes_its_connections(pair: Any) -> None:

@@ -443,6 +443,7 @@ class SendsAfterClose(SocketTransport):
         addresses = dict(self._addresses)
         super().close(linger)
         self._addresses.update(addresses)
+        self._closed = False
 
 
 @breaks("test_methods_after_close", "metrics()")
@@ -482,10 +483,10 @@ class StopsAtStrangers(SocketTransport):
 class SendsOneMessageAtATime(SocketTransport):
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
+        self._turns = threading.Lock()
 
     def send(self, peer: int, parts: Parts, reply: bool) -> None:
-        with self._lock:
+        with self._turns:
             super().send(peer, parts, reply)
 
 
@@ -555,7 +556,7 @@ class IgnoresLinger(SocketTransport):
         super().__init__()
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, daemon=True)
-        self._closed = False
+        self._ended = False
 
     def send(self, peer: int, parts: Parts, reply: bool) -> None:
         if not self._sender.is_alive():
@@ -563,13 +564,13 @@ class IgnoresLinger(SocketTransport):
         self._queue.put((peer, parts, reply))
 
     def _send_all(self) -> None:
-        while (message := self._queue.get()) is not None and not self._closed:
+        while (message := self._queue.get()) is not None and not self._ended:
             time.sleep(0.05)
             with suppress(OSError):
                 super().send(*message)
 
     def close(self, linger: float) -> None:
-        self._closed = True
+        self._ended = True
         self._queue.put(None)
         super().close(linger)
 

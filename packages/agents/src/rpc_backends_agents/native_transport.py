@@ -28,8 +28,9 @@ class InPython(Transport):
     def listen(self, worker_id: int, name: str, inbox: Inbox) -> str:
         """Start to listen, and pass events to ``inbox`` until a method of ``inbox`` raises."""
         address = (self._around or self._native).listen(worker_id, name)
-        self._receiver = threading.Thread(target=self._receive, args=(inbox,), daemon=True)
-        self._receiver.start()
+        receiver = threading.Thread(target=self._receive, args=(inbox,), daemon=True)
+        receiver.start()
+        self._receiver = receiver  # `close` waits for it
         return address
 
     def learn(self, peer: int, name: str, address: str) -> None:

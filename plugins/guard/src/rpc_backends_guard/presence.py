@@ -82,12 +82,12 @@ class _Waiting:
                 self._progress = now
             elif now - self._progress > _SHORT:
                 return False
-            self._busy += 1  # also what is queued
-            if self._busy > self._threads and self._threads < self._most:
-                self._threads += 1
+            if self._busy >= self._threads and self._threads < self._most:
                 threading.Thread(
                     target=self._run, name="rpc-backends-guard-rref", daemon=True
                 ).start()
+                self._threads += 1
+            self._busy += 1  # also what is queued
         self._work.put((rref, done))
         return done.wait(_SHORT if is_crowded else seconds)
 

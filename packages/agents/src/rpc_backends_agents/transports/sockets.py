@@ -5,7 +5,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from threading import Thread
+from threading import Lock, Thread
 from time import monotonic
 
 from rpc_backends_agents.transport import Inbox, Transport
@@ -21,7 +21,9 @@ class SocketTransport(Transport):
         self._listener.settimeout(None)  # the program may have called socket.setdefaulttimeout
         self._acceptor = Thread(target=self._accept, daemon=True)
         self._addresses: dict[int, tuple[str, int]] = {}
+        self._lock = Lock()  # for the next two
         self._links: dict[tuple[int, bool], tuple[socket.socket, Thread]] = {}  # peer, peer_calls
+        self._closed = False
 
     def listen(self, worker_id: int, name: str, inbox: Inbox) -> str:
         self._me, self._inbox = struct.pack("<i", worker_id), inbox
@@ -36,8 +38,12 @@ class SocketTransport(Transport):
             if reply:
                 raise ConnectionError("the worker that waits for this reply is gone")
             connection = socket.create_connection(self._addresses[peer])
-            connection.sendall(self._me)
-            self._link(connection, peer, peer_calls=False)
+            try:
+                connection.sendall(self._me)
+                self._link(connection, peer, peer_calls=False)
+            except (OSError, RuntimeError):
+                connection.close()  # the transport was closed meanwhile, or no thread is available
+                raise
         head = struct.pack(f"<I{len(parts)}Q", len(parts), *map(len, parts))
         for part in (memoryview(head), *parts):
             self._links[peer, reply][0].sendall(part)
@@ -48,6 +54,8 @@ class SocketTransport(Transport):
                 self._links[key][0].shutdown(socket.SHUT_RDWR)
 
     def close(self, linger: float) -> None:
+        with self._lock:
+            self._closed = True  # from now on _link() raises
         self._addresses.clear()  # a late send() fails
         with suppress(OSError, RuntimeError):  # closed, or never listened
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -75,8 +83,15 @@ class SocketTransport(Transport):
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader = Thread(target=self._read, args=(connection, peer, peer_calls), daemon=True)
-        self._links[peer, peer_calls] = connection, reader
-        reader.start()
+        with self._lock:
+            if self._closed:
+                raise ConnectionError("the transport is closed")
+            self._links[peer, peer_calls] = connection, reader
+            try:
+                reader.start()
+            except RuntimeError:
+                del self._links[peer, peer_calls]
+                raise
 
     def _read(self, connection: socket.socket, peer: int, peer_calls: bool) -> None:
         try:
@@ -88,8 +103,9 @@ class SocketTransport(Transport):
             connection.close()  # from now on send() raises
             if not peer_calls:
                 self._inbox.lost(peer, str(error) or type(error).__name__)
-            if self._links.get((peer, peer_calls), (None,))[0] is connection:  # it may be a new one
-                self._links.pop((peer, peer_calls), None)
+            with self._lock:
+                if self._links.get((peer, peer_calls), (None,))[0] is connection:  # not a new one
+                    del self._links[peer, peer_calls]
             if not peer_calls:
                 self._inbox.found(peer)  # the next call connects again
 
