@@ -34,9 +34,9 @@ struct FailingTransport : Transport {
   }
 
   EventQueue events;
-  std::atomic<uint64_t> jump{0};  // is added to the numbers of events
-  std::atomic<int> failing{0};    // which allocation of the thread that takes the next loss
-  std::atomic<int> found{0};      // how many times the agent has handled that a peer is found
+  std::atomic<uint64_t> jump{0};    // is added to the numbers of events
+  std::atomic<int> failing{0};      // which allocation of the thread that takes the next loss
+  std::atomic<int> peers_found{0};  // how many times the agent has handled that a peer is found
 };
 
 FailingTransport& of(void* transport) {
@@ -68,11 +68,11 @@ void failing_transport_jump(void* transport, int jump) {
 void failing_transport_find(void* transport, int peer) {
   FailingTransport& finding = of(transport);
   Part handled;  // the agent drops it with the event
-  handled.owner = std::shared_ptr<void>(nullptr, [&finding](void*) { ++finding.found; });
+  handled.owner = std::shared_ptr<void>(nullptr, [&finding](void*) { ++finding.peers_found; });
   finding.events.push({Event::Kind::kFound, peer, {handled}, {}});
 }
 
-int failing_transport_found(void* transport) {
-  return of(transport).found;
+int failing_transport_peers_found(void* transport) {
+  return of(transport).peers_found;
 }
 }

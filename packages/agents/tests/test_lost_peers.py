@@ -118,7 +118,7 @@ agent, transport = started()
 older = calls()
 library.failing_transport_jump(transport.handle, 5)
 library.failing_transport_find(transport.handle, 1)  # number 6
-eventually(lambda: library.failing_transport_found(transport.handle) == 1, "the peer is found")
+eventually(lambda: library.failing_transport_peers_found(transport.handle) == 1, "the peer is found")
 newer = calls()
 library.failing_transport_jump(transport.handle, 3)
 library.failing_transport_lose(transport.handle, 1, 0)  # number 5
