@@ -109,6 +109,17 @@ def test_a_bad_name_is_refused_with_a_good_one(command: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments", [["A" * 101], ["MY_BACKEND", "--package", "a" * 101]], ids=["backend", "package"]
+)
+def test_a_name_too_long_for_a_file_is_refused(command: Any, arguments: list[str]) -> None:
+    ended = command("new", *arguments)
+
+    assert ended.status == 1
+    assert "has 101 characters; choose one of at most 100" in ended.stderr
+    assert made(command) == []
+
+
+@pytest.mark.parametrize(
     ("text", "good"),
     [
         ("my-backend", "MY_BACKEND"),

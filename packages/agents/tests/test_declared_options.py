@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 from torch.distributed.rpc import RpcBackendOptions
 
 from rpc_backends_agents.engine import (
@@ -20,9 +21,11 @@ from rpc_backends_agents.engine import (
     Option,
     VariableOption,
     construct_handler,
+    init_handler,
     integer,
     seconds,
 )
+from rpc_backends_agents.engine.variables import warn_of_unknown
 from rpc_backends_core.spi import SettingError
 
 
@@ -141,6 +144,49 @@ def test_only_torchs_two_options_can_be_changed() -> None:
         options.limit = 3
 
 
+def test_an_option_cannot_be_deleted() -> None:
+    options = Options(limit=4)
+    with pytest.raises(AttributeError, match="limit cannot be deleted from MADE_UP options"):
+        del options.limit
+
+    assert options.limit == 4
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [("PAUZE", f"Did you mean {VARIABLE}?"), ("XYZZY", f"It uses {VARIABLE}, ")],
+)
+def test_a_start_warns_of_an_unknown_variable(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str, hint: str
+) -> None:
+    def make_transport(_options: Options, _group: Any) -> Any:
+        raise ConnectionError("this transport does not start")
+
+    monkeypatch.setenv(f"RPC_BACKENDS_MADE_UP_{variable}", "1")
+    init = init_handler(Options, make_transport)
+    with (
+        caplog.at_level("WARNING", "rpc_backends.made_up"),
+        pytest.raises(ConnectionError, match="does not start"),
+    ):
+        init(HashStore(), "a", 0, 1, Options())
+
+    (message,) = [
+        record.getMessage() for record in caplog.records if record.name == "rpc_backends.made_up"
+    ]
+    assert (
+        f"does not use the environment variable RPC_BACKENDS_MADE_UP_{variable}. {hint}" in message
+    )
+
+
+def test_a_start_of_an_engine_without_variables_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RPC_BACKENDS_PLAIN_PAUSE", "1")
+    warn_of_unknown("PLAIN", ())
+
+    assert caplog.messages[-1].endswith("variable RPC_BACKENDS_PLAIN_PAUSE. It uses none.")
+
+
 def test_a_subclass_may_change_a_default() -> None:
     class Patient(Options):
         rpc_timeout: float = Option(
@@ -254,6 +300,18 @@ NO_READ: Kind[Any] = Kind(lambda _checks, _name, value: value, "anything")
             {"BACKEND": ""},
             "BACKEND: '' is not the name of a backend; set the name, or pass base=True",
         ),
+        *(
+            (
+                {"BACKEND": name},
+                f"BACKEND: '{name}' is not the name of a backend; write it with capital letters",
+            )
+            for name in ("my backend", "low", "2ND")
+        ),
+        (
+            {"__annotations__": {"x": "engine.VariableOption[int]"}},
+            "x: the value is missing; write x: VariableOption[TYPE] = VariableOption(...)",
+        ),
+        ({"__annotations__": {"x": Option[int]}}, "x: the value is missing; write x: Option[TYPE]"),
         (
             {"x": option(), "__annotations__": {}},
             "x: the annotation is missing; write x: Option[TYPE]",

@@ -19,6 +19,8 @@ TORCHS = ("rpc_timeout", "init_method")
 
 #: The class of an annotation in the source, such as `engine.Option[int]`.
 _CLASS = re.compile(r"(?:\w+\.)*(\w+)\[")
+#: A backend's name is also part of the names of its variables.
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 #: Those that an annotation may confuse.
 _DECLARATIONS = ("Option", "VariableOption")
 
@@ -51,6 +53,9 @@ def _in_backend(cls: type[DeclaredOptions]) -> _Mistakes:
     if not isinstance(cls.BACKEND, str) or not cls.BACKEND:
         text = "is not the name of a backend; set the name, or pass base=True for a base of others"
         yield "BACKEND", f"{cls.BACKEND!r} {text}"
+    elif not _NAME.fullmatch(cls.BACKEND):
+        text = "is not the name of a backend; write it with capital letters, digits and underscores"
+        yield "BACKEND", f"{cls.BACKEND!r} {text}"
     for name in TORCHS:
         if name not in cls.DECLARED:
             yield name, "the option is missing; derive the class from EngineOptions, which has it"
@@ -79,6 +84,9 @@ def _in_other_names(
     cls: type[DeclaredOptions], own: Iterable[str], annotations: Mapping[str, Any]
 ) -> _Mistakes:
     for name, annotation in annotations.items():
+        declared = _class_of(annotation)
+        if name not in vars(cls) and name not in cls.DECLARED and declared in _DECLARATIONS:
+            yield name, f"the value is missing; write {name}: {declared}[TYPE] = {declared}(...)"
         if name not in own and name in vars(cls) and "ClassVar" not in str(annotation):
             yield name, f"it is no option; write {name}: Option[TYPE] = Option(...), or a ClassVar"
 

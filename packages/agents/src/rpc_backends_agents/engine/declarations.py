@@ -309,6 +309,11 @@ class DeclaredOptions(RpcBackendOptions):
             )
         super().__setattr__(name, value)
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(
+            f"{name} cannot be deleted from {self.BACKEND} options; create options without it instead."
+        )
+
     def __repr__(self) -> str:
         shown = {"rpc_timeout": self.rpc_timeout, "init_method": self.init_method, **self.__dict__}
         values = ", ".join(

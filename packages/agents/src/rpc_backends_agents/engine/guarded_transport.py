@@ -7,7 +7,7 @@ import secrets
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from rpc_backends_agents.engine import sealed, variables
+from rpc_backends_agents.engine import sealed
 from rpc_backends_agents.engine.admission_control import AdmissionControl, LookForNew
 from rpc_backends_agents.engine.certificates import Identity, Watch
 from rpc_backends_agents.engine.errors import AddressError, SecretError
@@ -49,7 +49,6 @@ class GuardedTransport(ABC, Generic[Options, Record]):
 
     def __init__(self, options: Options, group: Group) -> None:
         backend = options.BACKEND
-        variables.warn_of_unknown(backend, options.variables())
         self._options = options
         self._group = group
         self._mine: Record | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rpc_backends_agents.engine import variables
 from rpc_backends_agents.engine.options import EngineOptions, GuardedOptions
 from rpc_backends_agents.engine.secret import file_variable
 from rpc_backends_agents.settings import Settings
@@ -102,6 +103,7 @@ def init_handler(
             raise ValueError(
                 f"{options_type.BACKEND} has no dynamic groups. Pass world_size to init_rpc."
             )
+        variables.warn_of_unknown(options_type.BACKEND, options.variables())
         joined = group_for(store, name, rank, world_size, options, options_type.BACKEND, group)
         return start_agent(make_transport(options, joined), joined, Settings.of(options))
 

@@ -46,7 +46,8 @@ def warn_of_unknown(
     """Log a warning for each variable with the backend's prefix that is not ``known``."""
     names = list(known)
     for name, close in unknown(backend, names, environ):
-        hint = f" Did you mean {close}?" if close else f" It uses {', '.join(names)}."
+        uses = ", ".join(names) or "none"
+        hint = f" Did you mean {close}?" if close else f" It uses {uses}."
         logger_of(backend).warning(
             "%s does not use the environment variable %s.%s", backend, name, hint
         )

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from rpc_backends_core.spi import RpcBackendsError
 
 _MEMBER = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
+#: Letters in the name of a backend or a package: it is part of the names of files, which have 255.
+_MOST = 100
 
 
 class BadNameError(RpcBackendsError):
@@ -21,6 +23,7 @@ def member_name(text: str) -> str:
 
     :raises BadNameError: it is not; the message suggests one.
     """
+    _check_length(text)
     if _MEMBER.fullmatch(text):
         return text
     good = suggestion(text)
@@ -29,6 +32,13 @@ def member_name(text: str) -> str:
         "letters, digits and single underscores."
         + (f" Did you mean {good}?" if good else " Example: MY_BACKEND.")
     )
+
+
+def _check_length(text: str) -> None:
+    if len(text) > _MOST:
+        raise BadNameError(
+            f"the name {text[:20] + '...'!r} has {len(text)} characters; choose one of at most {_MOST}."
+        )
 
 
 def suggestion(text: str) -> str:
@@ -44,6 +54,7 @@ def package_name(text: str) -> str:
 
     :raises BadNameError: it is not.
     """
+    _check_length(text)
     if re.fullmatch(r"[a-z][a-z0-9_]*", text) and not keyword.iskeyword(text):
         return text
     raise BadNameError(
