@@ -48,7 +48,6 @@ class GuardedTransport(ABC, Generic[Options, Record]):
     PUBLICATION: ClassVar[type[Publication]]
 
     def __init__(self, options: Options, group: Group) -> None:
-        backend = options.BACKEND
         self._options = options
         self._group = group
         self._mine: Record | None = None
@@ -56,7 +55,7 @@ class GuardedTransport(ABC, Generic[Options, Record]):
         self._identity: Identity | None = None
         self._watch: Watch | None = None
         self._admission_control = AdmissionControl(
-            backend, max(len(group.members) - 1, 0), HANDSHAKE_TIMEOUT
+            options.BACKEND, max(len(group.members) - 1, 0), HANDSHAKE_TIMEOUT
         )
         try:
             self._native: Any = self.prepare()

@@ -103,7 +103,7 @@ def init_handler(
             raise ValueError(
                 f"{options_type.BACKEND} has no dynamic groups. Pass world_size to init_rpc."
             )
-        variables.warn_of_unknown(options_type.BACKEND, options.variables())
+        variables.warn_of_unknown(options.BACKEND, options.variables())
         joined = group_for(store, name, rank, world_size, options, options_type.BACKEND, group)
         return start_agent(make_transport(options, joined), joined, Settings.of(options))
 

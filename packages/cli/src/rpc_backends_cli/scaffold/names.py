@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rpc_backends_core.spi import RpcBackendsError
 
 _MEMBER = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
-#: Letters in the name of a backend or a package: it is part of the names of files, which have 255.
+#: The characters of a backend's or package's name, which is part of the names of files (at most 255).
 _MOST = 100
 
 
